@@ -44,12 +44,10 @@ from mlotool.core.private import is_functorch_wrapped_tensor, tree_flatten, tree
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
 from mlotool.core.tracing import is_tracing
-from mlotool.core.unchanged import IteratorFoundError, ObjectState, fingerprint, leaves_of, tolerance
+from mlotool.core.unchanged import ANY_KERNELS, SAME_KERNELS, IteratorFoundError, ObjectState, fingerprint, leaves_of
 
 # Of a result, that are compared always.
 _NUM_ENTRIES = 64
-# Of the norm: what the same kernels on a CPU may differ by, with a graph and without.
-_STRICT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-5, torch.complex64: 2e-5}
 # Arguments that cannot change.
 _STAYS = (Tensor, str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, torch.layout)
 _OF_MODULES = frozenset([*nn.Module().__dict__, "_flat_weights"])
@@ -296,8 +294,7 @@ class _Evaluated:
         for before, now, (_, dtype) in zip(self._numbers, other._numbers, self._forms, strict=True):
             if before is None or now is None:
                 continue
-            loose = tolerance(dtype)
-            share = loose if self._is_rounded or now.is_cuda else _STRICT.get(dtype, loose)
+            share = (ANY_KERNELS if self._is_rounded or now.is_cuda else SAME_KERNELS).of(dtype)
             # What has overflowed is no sign of anything.
             if bool((before - now).abs().max() > share * torch.maximum(before[1], now[1])):
                 return "returned something else"

@@ -1,5 +1,7 @@
 """Whether something is still the same: tensors, up to rounding or in form, trees of them, and what objects hold.
 
+How far rounding may take two ways to one result apart stands in one table for all of mlotool, below `Tolerance`.
+
 A fingerprint is two numbers of a tensor, by which one can tell later whether another one is the same up to rounding.
 """
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,16 +47,102 @@ def is_unchanged(before: Any, now: Any) -> bool:
         >>> before = snapshot(batch)
         >>> is_unchanged(before, batch), is_unchanged(before, {"input": batch["input"].add_(1)})
         (True, False)
+        >>> is_unchanged(torch.tensor([torch.nan]), torch.zeros(1))
+        False
     """
     (old, old_form), (new, new_form) = tree_flatten(before), tree_flatten(now)
     return old_form == new_form and all(is_same(a, b) for a, b in zip(old, new, strict=True))
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Say whether two tensors have the same values, NaN included; of other things True."""
+    """Say whether two tensors have the same type and values, NaN included; of other things True."""
     if not isinstance(a, Tensor) or a is b or a.is_meta:
         return True
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
+    if not isinstance(b, Tensor) or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all()))
+
+
+def is_rounded(tensor: Tensor) -> bool:
+    """Say whether operations round the numbers of a tensor, as they do not with integers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+_COLUMNS = {torch.float64: 0, torch.complex128: 0, torch.float32: 1, torch.complex64: 1}
+
+
+class Tolerance(NamedTuple):
+    """How far rounding may take two ways to one result apart: norm of the difference over norm of the result.
+
+    Args:
+        double: of float64 and complex128.
+        single: of float32 and complex64.
+        half: of fp16 and bf16, and of what autocast computes in them.
+
+    Example:
+        >>> ANY_KERNELS.of(torch.float64)
+        1e-07
+        >>> one = torch.tensor([1.0, torch.nan])
+        >>> ANY_KERNELS.covers(one, 1.001 * one), ANY_KERNELS.covers(one, 1.01 * one)
+        (True, False)
+    """
+
+    double: float
+    single: float
+    half: float
+
+    def of(self, dtype: torch.dtype) -> float:
+        """Return the bound for results of a type; integers are the same."""
+        return self[_COLUMNS.get(dtype, 2)] if dtype.is_floating_point or dtype.is_complex else 1e-9
+
+    def covers(self, a: Tensor, b: Tensor, floor: float = 0.0) -> bool:
+        """Say whether two results are the same but for rounding; what is not finite has to be so in both.
+
+        Args:
+            a: of any dtype, with a dense layout in memory.
+            b: on the same device.
+            floor: a norm below which that of the result does not count.
+        """
+        is_finite = a.isfinite()
+        if not is_rounded(a) or not torch.equal(is_finite, b.isfinite()):
+            return is_same(a, b)
+        x, y = (tensor.where(is_finite, 0.0) for tensor in (a, b))
+        return float((x - y).norm()) <= self.of(a.dtype) * max(float(x.norm()), float(y.norm()), floor)
+
+
+# All bounds of comparisons that ask whether two results are the same. A number by which an algorithm ends, or takes
+# another number for zero, stands with its algorithm.
+
+# A block of `remat` that is evaluated again on a CPU: a kernel may depend on whether a graph is kept.
+SAME_KERNELS = Tolerance(1e-9, 2e-5, 3e-2)
+# The same on a GPU or with autocast, the gradient of a step that is taken again, and a frozen part that another run
+# has evaluated: kernels may add up in any order. Some of torch's have constants of float32 in float64 too
+# (hardsigmoid), which two ways to a value meet differently.
+ANY_KERNELS = Tolerance(1e-7, 2e-3, 3e-2)
+# A loss that is evaluated again, and gradients of two runs that are one function, by the same operations on a CPU,
+# which most often give the same bits: eps^0.75.
+SAME_OPERATIONS = Tolerance(2.0**-39, 2.0**-17.25, 1e-3)
+# A loss that is evaluated again on a GPU, where a sum may have another order each time; on any device, loss and
+# gradient with the same values in other tensors.
+EVALUATIONS = Tolerance(1e-3, 1e-3, 1e-3)
+# Gradients of two runs that are one function on a GPU, where a sum may have another order each time.
+RACES = Tolerance(1e-2, 1e-2, 1e-2)
+# Second-order products by forward mode and by double backward, which are two formulas.
+FORWARD_MODE = Tolerance(1e-7, 1e-2, 0.1)
+# Logits of a language model and the product of its features with its head: a small bias has to show, whatever the type.
+LINEAR_HEAD = Tolerance(1e-6, 1e-6, 1e-6)
+# Norms of the parameters on two ranks, whose exchange makes no difference.
+RANKS = 1e-4
+# The change of a loss along its gradient and what the gradient says: within the radius of finite differences a loss
+# should bend by less than this share. Beside that, so many rounding errors of the loss.
+SLOPES, SLOPE_ROUNDINGS = 0.1, 100
+# Steps and gradients by a trace, or by one program for several runs, and by the plans (`program/agreement.py`). What
+# counts is the rounding error of the lowest precision in which a trace computes. So many of the values are nothing;
+VALUE_ROUNDINGS = 4
+# relative to what a step has moved, this power of the rounding error is allowed;
+ROUNDING_POWER = 0.75
+# where that is more, so many times what a step changes by when the parameters are moved by one rounding error.
+ROUNDING = 32.0
 
 
 _SETTINGS: dict[str, Callable[[], Any]] = {
@@ -80,11 +168,6 @@ def restore_torch_settings(settings: dict[str, Any]) -> list[str]:
 
 # Entries that are taken in float64 at once: 2 MiB, whatever the tensor's size is.
 _CHUNK = 1 << 18
-
-# Some kernels of torch have constants of fp32 in float64 too (hardsigmoid), which two ways to a value meet differently.
-_TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 2e-3, torch.complex64: 2e-3}
-# Of bf16 and fp16; above what kernels differ by that add up in any order.
-_TOLERANCE_IN_SHORT = 3e-2
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
@@ -112,20 +195,6 @@ def fingerprint(tensor: Tensor) -> Tensor:
             begin = end
         sums[1].sqrt_()
     return sums
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Return by how much, beside the norm, two evaluations may differ by rounding.
-
-    Args:
-        dtype: of the results; integers are the same.
-
-    Example:
-        >>> tolerance(torch.float64)
-        1e-07
-    """
-    is_real = dtype.is_floating_point or dtype.is_complex
-    return _TOLERANCES.get(dtype, _TOLERANCE_IN_SHORT) if is_real else 1e-9
 
 
 class SameObjects:

@@ -24,11 +24,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mlotool.core.private import AutoDispatchBelowAutograd, guards
 from mlotool.core.tracing import Course, ExamplesMode, tracing
+from mlotool.core.unchanged import RACES, SAME_OPERATIONS
 from mlotool.core.user_code import is_out_of_memory
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, StackedBatch, TakenSteps, with_values
 from mlotool.problem.interface import Memory
 from mlotool.program import Schedule, trace
-from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
+from mlotool.program.agreement import Kind, Rounding, distances
 from mlotool.program.backends import BACKENDS, Run, simplified
 from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS, without_mutations
 from mlotool.program.gradient_plan import Gradient, PreparedStep, StepResult, norm_of, result_of
@@ -497,9 +498,6 @@ def _of_first(entry: dict[str, StackedBatch | None], values: Iterator[Tensor], p
 REPEATS = 3
 """Times that each way is measured; the shortest counts."""
 
-RACES = 1e-2
-"""Relative difference of two gradients by the same operations on a GPU, whose sums may have any order."""
-
 Tick = Annotated[int, Ge(0), Lt(2**53)]
 Seconds = Annotated[float, Ge(0), Lt(float("inf"))]
 
@@ -564,8 +562,7 @@ class Comparison:
     def __init__(self, members: RoundMembers, gradients: StackedGradients) -> None:
         self._members, self._gradients = members, gradients
         self._stack, self._alike = members.stack, set[int]()
-        # By kind, the most that a rounding error of the parameters has changed so far.
-        self._rounding = dict[Kind, float]()
+        self._rounding = Rounding()
 
     def check_pure(self, first: int, batches: Drawings) -> None:
         """Raise a NotFusedError if evaluating the losses of a member changes something in Python."""
@@ -588,7 +585,7 @@ class Comparison:
         are computed alike, so that any difference is one.
         """
         leader, like = there[0], self._stack.tensors[0]
-        limit = RACES if like.is_cuda else torch.finfo(like.dtype).eps ** SAME
+        limit = (RACES if like.is_cuda else SAME_OPERATIONS).of(like.dtype)
         for number in [number for number in there if number not in {leader, *self._alike}]:
             with ExitStack() as unmoved:
                 for member in (number, leader):
@@ -655,17 +652,12 @@ class Comparison:
 
             try:
                 apart = _distances(planned(parameters), ends, before, unit)
-                if wrong := self._beyond_rounding(apart, unit):
-                    moves = sensitivity(lambda values: _tensors(planned(values)), parameters, before, unit)
-                    self._rounding |= {kind: max(x, self._rounding.get(kind, 0.0)) for kind, x in moves.items()}
-                    wrong = self._beyond_rounding(wrong, unit)
+                if wrong := self._rounding.beyond(apart, unit):
+                    self._rounding.measure(lambda values: _tensors(planned(values)), parameters, before, unit)
+                    wrong = self._rounding.beyond(wrong, unit)
             finally:
                 torch._foreach_copy_(rows, parameters)
         return next(((problem, distance) for (problem, _), distance in wrong.items()), None)
-
-    def _beyond_rounding(self, apart: Mapping[Kind, float], unit: float) -> dict[Kind, float]:
-        limits = {kind: max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0)) for kind in apart}
-        return {kind: distance for kind, distance in apart.items() if not distance <= limits[kind]}
 
     def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> dict[Kind, Any]:
         values, rest = dict[Kind, Any](), iter(buffers)

@@ -17,7 +17,7 @@ from mlotool.core.gradient import dense
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, target
 from mlotool.core.tracing import is_tracing
-from mlotool.core.unchanged import fingerprint, tolerance
+from mlotool.core.unchanged import ANY_KERNELS, fingerprint
 from mlotool.problem.optimizers.rule import Gradient, Hyperparameters, State
 from mlotool.problem.stream import SameBatch, Stream
 
@@ -116,7 +116,7 @@ class TakenGradient:
         for error, slope in zip(errors, gradient, strict=True):
             dtype = torch.bfloat16 if precision != "fp32" or slope is None else slope.dtype
             # What has overflowed is no sign of anything.
-            if error > tolerance(dtype) * largest:
+            if error > ANY_KERNELS.of(dtype) * largest:
                 raise ConfigError(_CHANGED.format(problem=problem, error=error / size))
 
 

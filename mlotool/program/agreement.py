@@ -1,21 +1,11 @@
-"""Whether two ways to take steps, or two evaluations, agree but for rounding: what each comparison may differ by.
-
-The rounding of steps is measured where it is more than usual.
-"""
+"""Whether two ways to take a step agree but for rounding, which is measured where it is more than usual."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-EVALUATIONS = 1e-3
-"""Between two evaluations of a loss, or gradients of it, relative: kernels on a GPU add in another order each time."""
-
-SAME = 0.75
-"""Power of a rounding error up to which two gradients count as the same."""
-
-ROUNDING = 32.0
-"""Of what moving the parameters by one rounding error changes, how much another order of sums may."""
+from mlotool.core.unchanged import ROUNDING, ROUNDING_POWER, VALUE_ROUNDINGS, is_rounded, is_same
 
 NUM_MOVES = 3
 """By chance a move may change little."""
@@ -44,33 +34,50 @@ def distances(expected: Values, actual: Values, before: Values, unit: float) -> 
     return {
         kind: _distance(ends, actual[kind], before.get(kind) or [*map(torch.zeros_like, ends)], unit)
         for kind, ends in expected.items()
-        if not all(map(_is_same, ends, actual[kind]))
+        if not all(map(is_same, ends, actual[kind]))
     }
 
 
-def sensitivity(
-    take: Callable[[Sequence[Tensor]], Values | None], parameters: Sequence[Tensor], before: Values, unit: float
-) -> dict[Kind, float]:
-    """Return what moving the parameters by one rounding error changes of a step, in the measure of `distances`.
+class Rounding:
+    """How far rounding may take two ends of the steps of one program apart, in the measure of `distances`."""
 
-    Far more than one rounding error where large terms cancel, and in finite differences.
+    def __init__(self) -> None:
+        # The most that one rounding error of the parameters has changed so far.
+        self._measured: dict[Kind, float] = {}
 
-    Args:
-        take: returns the end of a step from given parameters, without what these were moved by; None where it takes
-            another course from there.
-        parameters: those before the step.
-        before: the beginning.
-        unit: the relative error of one rounding.
-    """
-    largest: dict[Kind, float] = {}
-    generator = torch.Generator().manual_seed(0)
-    expected = take(parameters)
-    for _ in range(0 if expected is None else NUM_MOVES):
-        end = take([moved(parameter, unit, generator) for parameter in parameters])
-        if end is not None and expected is not None:
-            for kind, distance in distances(expected, end, before, unit).items():
-                largest[kind] = max(largest.get(kind, 0.0), distance)
-    return largest
+    def limit(self, kind: Kind, unit: float) -> float:
+        """Return how far apart ends of a kind may be, where `unit` is the relative error of one rounding."""
+        return max(unit**ROUNDING_POWER, ROUNDING * self._measured.get(kind, 0.0))
+
+    def beyond(self, apart: Mapping[Kind, float], unit: float) -> dict[Kind, float]:
+        """Return those distances that are more than rounding."""
+        return {kind: distance for kind, distance in apart.items() if not distance <= self.limit(kind, unit)}
+
+    def measure(
+        self,
+        take: Callable[[Sequence[Tensor]], Values | None],
+        parameters: Sequence[Tensor],
+        before: Values,
+        unit: float,
+    ) -> None:
+        """Take down what moving the parameters by one rounding error changes of a step.
+
+        Far more than one rounding error where large terms cancel, and in finite differences.
+
+        Args:
+            take: returns the end of a step from given parameters, without what these were moved by; None where it
+                takes another course from there.
+            parameters: those before the step.
+            before: the beginning.
+            unit: the relative error of one rounding.
+        """
+        generator = torch.Generator().manual_seed(0)
+        expected = take(parameters)
+        for _ in range(0 if expected is None else NUM_MOVES):
+            end = take([moved(parameter, unit, generator) for parameter in parameters])
+            if end is not None and expected is not None:
+                for kind, distance in distances(expected, end, before, unit).items():
+                    self._measured[kind] = max(distance, self._measured.get(kind, 0.0))
 
 
 def moved(tensor: Tensor, unit: float, generator: torch.Generator) -> Tensor:
@@ -80,12 +87,8 @@ def moved(tensor: Tensor, unit: float, generator: torch.Generator) -> Tensor:
     return torch.addcmul(tensor, signs, size, value=unit)
 
 
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
-
-
 def _distance(ends: Sequence[Tensor], others: Sequence[Tensor], before: Sequence[Tensor], unit: float) -> float:
-    if not all(torch.equal(a, b) for a, b in zip(ends, others, strict=True) if not _is_inexact(a)):
+    if not all(torch.equal(a, b) for a, b in zip(ends, others, strict=True) if not is_rounded(a)):
         return float("inf")
     x, y, z = (_vector(tensors) for tensors in (ends, others, before))
     is_finite = x.isfinite()
@@ -93,17 +96,13 @@ def _distance(ends: Sequence[Tensor], others: Sequence[Tensor], before: Sequence
         return float("inf")
     x, y, z = (torch.where(is_finite, vector, 0.0) for vector in (x, y, z))
     apart, way, size = (vector.norm().item() for vector in (x - y, x - torch.where(z.isfinite(), z, 0.0), x))
-    rounding = 4 * unit * size
+    rounding = VALUE_ROUNDINGS * unit * size
     if apart <= rounding:
         return 0.0
     return apart / (way + rounding) if way + rounding > 0 else float("inf")
 
 
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
-    parts = [tensor.detach() for tensor in tensors if _is_inexact(tensor)]
+    parts = [tensor.detach() for tensor in tensors if is_rounded(tensor)]
     flat = [(torch.view_as_real(part) if part.is_complex() else part).reshape(-1).double() for part in parts]
     return torch.cat(flat) if flat else torch.zeros(1, dtype=torch.float64)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
 from mlotool.core.private import MODULE_HOOKS
+from mlotool.core.unchanged import is_same
 from mlotool.core.user_code import is_of_user
 from mlotool.problem.batches import draws_nothing
 from mlotool.problem.optimizers.registry import has_step_hooks
@@ -386,7 +387,7 @@ def is_same_value(value: Any, kept: Any) -> bool:
     if value is kept:
         return True
     if isinstance(value, Tensor) and isinstance(kept, Tensor):
-        return torch.allclose(value.detach(), kept, rtol=0, atol=0, equal_nan=True)
+        return is_same(value, kept)
     if isinstance(value, numpy.ndarray) and isinstance(kept, numpy.ndarray):
         return numpy.array_equal(value, kept, equal_nan=value.dtype.kind in "fc")
     if type(value) is not type(kept) or not isinstance(value, (*_PLAIN, *_CONTAINERS, tuple)):

@@ -19,11 +19,10 @@ from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
-from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
+from mlotool.core.unchanged import EVALUATIONS, SAME_OPERATIONS, is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_ours, named, noted
 from mlotool.problem.interface import AbstractZerothOrder
 from mlotool.problem.problem import Problem
-from mlotool.program.agreement import EVALUATIONS, SAME
 from mlotool.program.graph import Graph
 from mlotool.program.guard import PythonState
 from mlotool.program.solution_plan import Engine
@@ -186,11 +185,8 @@ class _Rehearsal:
         """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
         with self._random.replayed():
             again = self._plan(self._values, self._batch).loss
-        first, second = float(loss.detach().mean()), float(again.detach().mean())
-        # On a CPU the same operations give the same bits.
-        is_exact = loss.device.type == "cpu" and loss.is_floating_point()
-        limit = min(EVALUATIONS, torch.finfo(loss.dtype).eps ** SAME) if is_exact else EVALUATIONS
-        if abs(first - second) > limit * max(abs(first), abs(second)):
+        first, second = loss.detach().mean(), again.detach().mean()
+        if not (SAME_OPERATIONS if loss.device.type == "cpu" else EVALUATIONS).covers(first, second):
             values = f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch"
             advice = "Draw by torch's own generator (torch.rand), and let no call change the next one."
             raise WrongResultError(values, "the same value, since a hypergradient evaluates a loss many times", advice)
@@ -245,7 +241,7 @@ class _Rehearsal:
                 loss = self._plan(self._values, self._batch).loss
                 if not loss.requires_grad or any(x._backward_hooks for x in leaves):
                     return [loss.detach()]
-                return [loss.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
+                return [loss.detach(), *map(values_of, torch.autograd.grad(loss, leaves, materialize_grads=True))]
         finally:
             for slots, buffers in kept:
                 slots.put_buffers(buffers)
@@ -267,15 +263,12 @@ def _foreign_parameter(tensor: Tensor) -> nn.Parameter | None:
 
 
 def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether tensors are the same but for rounding; those that are not finite tell nothing."""
+    """Return whether a loss and its gradient are the same but for rounding; where only one has a gradient, True."""
+    # A bias before a BatchNorm has a gradient of rounding alone.
+    floor = 1e-2 * max((float(slope.norm()) for slope in first[1:]), default=0.0)
     if len(first) != len(second):
         return True
-    sizes = [torch.maximum(a.norm(), b.norm()) for a, b in zip(first, second, strict=True)]
-    floor = 1e-2 * max((float(size) for size in sizes[1:]), default=0.0)
-    return not any(
-        float((a - b).norm()) > EVALUATIONS * max(float(size), floor)
-        for a, b, size in zip(first, second, sizes, strict=True)
-    )
+    return all(EVALUATIONS.covers(a, b, floor) for a, b in zip(first, second, strict=True))
 
 
 @torch.no_grad()

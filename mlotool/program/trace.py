@@ -30,7 +30,7 @@ from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
-from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
+from mlotool.program.agreement import Kind, Rounding, Values, distances
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS, without_mutations
 from mlotool.program.gradient_plan import Gradient, GradientPlan, StepResult, averaged, norm_of, result_of
@@ -460,7 +460,7 @@ class TracedRounds:
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = self._num_steps = self._last_look = 0
         self._looks = Looks(self._program.run_length)
-        self._rounding: dict[Kind, float] = {}
+        self._rounding = Rounding()
         self._bind()
         self._guard = Guard([self.engine.problems])
 
@@ -533,9 +533,6 @@ class TracedRounds:
         start = _by_kind(places, {}, before)
         apart, kinds = distances(planned, traced, start, unit), [kind for (_, kind), _ in places]
 
-        def limit(kind: Kind) -> float:
-            return max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0))
-
         def take(parameters: Sequence[Tensor]) -> Values | None:
             others, kept = iter(parameters), [memory.value for memory in self.engine.memories]
             start = [next(others) if x == "parameters" else y for x, y in zip(kinds, before, strict=True)]
@@ -547,17 +544,15 @@ class TracedRounds:
             names = [problem.name for problem in self._problems]
             return None if results is None else _by_kind(self._places(), dict(zip(names, results, strict=True)))
 
-        if not all(distance <= limit(kind) for kind, distance in apart.items()):
+        if self._rounding.beyond(apart, unit):
             end = _copies(self._places())
             # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
             parameters = [tensor for kind, tensor in zip(kinds, before, strict=True) if kind == "parameters"]
-            for kind, rounding in sensitivity(take, parameters, start, unit).items():
-                self._rounding[kind] = max(rounding, self._rounding.get(kind, 0.0))
+            self._rounding.measure(take, parameters, start, unit)
             _put(self._places(), end)
-        for kind, distance in apart.items():
-            if not distance <= limit(kind):
-                values = {"difference": distance, "kind": kind[1], "rounding": limit(kind)}
-                return kind[0], _DIFFERENT.format(count=self._num_steps, **values)
+        for kind, distance in self._rounding.beyond(apart, unit).items():
+            values = {"difference": distance, "kind": kind[1], "rounding": self._rounding.limit(kind, unit)}
+            return kind[0], _DIFFERENT.format(count=self._num_steps, **values)
         return "", ""
 
     def _taken(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult]:

@@ -13,15 +13,13 @@ from mlotool.config import derived_seed
 from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.private import BatchNorm
+from mlotool.core.unchanged import RANKS
 from mlotool.distributed.collectives import Ranks, row_of
 from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import runs_in_part
 from mlotool.program import Program
-
-TOLERANCE = 1e-4
-"""Relative difference of the parameters' norms at which ranks count as diverged; the exchange itself makes none."""
 
 
 def distribute(program: Program, ranks: Ranks, seed: int) -> None:
@@ -156,7 +154,7 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
     norms_by_rank = ranks.gather(norms)
     for name in norms:
         values = [on_rank[name] for on_rank in norms_by_rank]
-        if max(values) - min(values) > TOLERANCE * max(values):
+        if max(values) - min(values) > RANKS * max(values):
             raise RunError(
                 f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick}; expected "
                 "equal ones. Look for code in its loss that changes them, or depends on the rank or the time."

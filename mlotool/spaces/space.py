@@ -15,6 +15,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.core.private import pytree
 from mlotool.core.settings import target
+from mlotool.core.unchanged import is_unchanged
 from mlotool.spaces import tracing
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
@@ -301,15 +302,12 @@ class OwnResult:
             ConfigError: the results differ.
         """
         results = self._of(lambda *inputs: SuperGraph(graph)(self._root, inputs, {}))
-        try:
-            torch.testing.assert_close(self._results, results, rtol=0, atol=0, equal_nan=True)
-        except AssertionError as error:
-            fault = f"computes something else than its graph ({' '.join(str(error).split())[:200]})"
+        if not is_unchanged(self._results, results):
             raise ConfigError(
-                f"leaves: the forward of {self._kind} {fault}; expected steps that are the same whether it trains or "
-                "not, but for training=self.training, and that keep nothing from call to call. Declare the module that "
-                f"does otherwise as a leaf, or {AS_LEAF}."
-            ) from error
+                f"leaves: the forward of {self._kind} computes something else than its graph; expected steps that are "
+                "the same whether it trains or not, but for training=self.training, and that keep nothing from call to "
+                f"call. Declare the module that does otherwise as a leaf, or {AS_LEAF}."
+            )
 
     def _of(self, forward: Callable[..., Any]) -> list[list[Tensor]]:
         """Return the tensors that a forward returns in different modes, and leave modules as they are."""

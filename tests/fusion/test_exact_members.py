@@ -65,7 +65,7 @@ class Rate(nn.Module):
         return self.log.exp()
 
 
-def shaped(seed: int, upper: nn.Module, optimizer: Any, **settings: Any) -> Program:
+def shaped(seed: int, upper: Callable[[], nn.Module], optimizer: Any, **settings: Any) -> Program:
     """Return a program in which an upper problem, "shaper", gives what `settings` say."""
     torch.manual_seed(seed)
     lower = Problem(
@@ -73,7 +73,7 @@ def shaped(seed: int, upper: nn.Module, optimizer: Any, **settings: Any) -> Prog
         stream=Stream(Blobs(40, seed), 8, seed=seed), hypergradient=Unrolled(), unroll_steps=2, **settings,
     )  # fmt: skip
     above = Problem(
-        "shaper", upper.double(), plain_loss, roles={"model": "classifier"},
+        "shaper", upper().double(), plain_loss, roles={"model": "classifier"},
         stream=Stream(Blobs(16, seed + 9), 8, seed=seed), optimizer=partial(ADAM, lr=0.1),
     )  # fmt: skip
     return Program([above, lower], Graph({"shaper": ["classifier"]}, {"classifier": ["shaper"]}))
@@ -91,7 +91,7 @@ GIVEN: list[tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = [
     ("upper", "optimizer", "settings"), [*GIVEN[:2], *(pytest.param(*each, marks=SLOW) for each in GIVEN[2:])]
 )
 def test_a_rate_or_a_start_that_another_problem_gives(upper: Any, optimizer: Any, settings: dict[str, Any]) -> None:
-    check(compared(lambda k: shaped(k, upper(), optimizer, **settings), 2, 6))
+    check(compared(lambda k: shaped(k, upper, optimizer, **settings), 2, 6))
 
 
 @pytest.mark.filterwarnings("always:problems.weights.loss")
@@ -138,6 +138,8 @@ def two_losses(batch: Mapping[str, Tensor], *, model: Any, weigher: Any, below: 
 
 def test_steps_that_read_a_lower_problem_are_left_to_the_plans() -> None:
     def make(k: int) -> Program:
+        # First, since it sets the seed.
+        weights = unrolled(k).problems["weights"]
         classifier = Problem(
             "classifier", network(), two_losses, roles={"model": "classifier", "weigher": "weights", "below": "bottom"},
             stream=Stream(Blobs(40, k), 8, seed=k), optimizer=partial(SGD, lr=0.1), hypergradient=Unrolled(),
@@ -148,7 +150,7 @@ def test_steps_that_read_a_lower_problem_are_left_to_the_plans() -> None:
             optimizer=partial(SGD, lr=0.1),
         )  # fmt: skip
         graph = Graph({"weights": ["classifier"]}, {"classifier": ["weights"], "bottom": ["classifier"]})
-        return Program([unrolled(k).problems["weights"], classifier, bottom], graph)
+        return Program([weights, classifier, bottom], graph)
 
     found = compared(make, 2, 6)
     assert "read other problems" in found.verdicts["weights"].reason

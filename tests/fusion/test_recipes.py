@@ -9,7 +9,7 @@ import torch
 
 from mlotool import Program, Schedule
 from mlotool.config import build
-from mlotool.fusion.stacked_gradients import ROUNDING
+from mlotool.core.unchanged import ROUNDING
 from mlotool.runner.together import structure_of
 from tests.fusion.members import compared, difference, state_difference
 from tests.small_recipes import RECIPES, small

@@ -141,7 +141,7 @@ def test_stop_gradient_makes_finite_differences_agree_with_double_backward() -> 
 @pytest.mark.parametrize("make", [FD, lambda: Penalty(multiplier=10.0, step_size=0.01)], ids=["difference", "penalty"])
 def test_hidden_values_are_warned_of_once(make: Callable[[], AbstractHypergradient]) -> None:
     def steep() -> nn.Module:
-        layer = nn.Linear(1, 1).double()
+        layer = nn.Linear(1, 1, bias=False).double()
         nn.init.constant_(layer.weight, -2.0)
         return layer
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from mlotool.core.gradient import gradient_of_difference, slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import SLOPE_ROUNDINGS, SLOPES
 from mlotool.hypergradient.products.base import AbstractProduct
 from mlotool.hypergradient.vector import add, chosen, constants, leaves, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
@@ -19,9 +20,6 @@ from mlotool.problem.interface import LowerView, Vector
 # take 0.94 of the time with 1,500 parameters, 0.89 with 26,000, 0.94 with 85,000 and 1.05 with a million; products with
 # H 0.86, 0.98, 1.06 and 1.18, since two graphs no longer fit the processor's caches.
 MOST_PARAMETERS_AT_ONCE = 100_000
-
-# Share by which the change of a loss along its gradient may differ from what that says, beside so many roundings.
-_TOLERANCE, _ROUNDINGS = 0.1, 100
 
 # Of a vector in a step: one number, or one a task.
 Factor = float | Tensor
@@ -111,11 +109,11 @@ def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius
     expected = 2.0 * reach * length
     error = abs(ahead - behind - expected)
     # Both ends are rounded, and near a stationary point what the loss bends by outweighs what it changes by.
-    rounding = _ROUNDINGS * torch.finfo(value.dtype).eps * max(abs(ahead), abs(behind))
-    if error > _TOLERANCE * (expected + abs(ahead + behind - 2.0 * float(value))) + rounding:
+    rounding = SLOPE_ROUNDINGS * torch.finfo(value.dtype).eps * max(abs(ahead), abs(behind))
+    if error > SLOPES * (expected + abs(ahead + behind - 2.0 * float(value))) + rounding:
         warnings.warn(
             f"problems.{problem.name}.loss: found a change along its gradient that is {error / expected:.0%} off what "
-            f"that says; expected less than {_TOLERANCE:.0%}, as finite differences and penalties see values that "
+            f"that says; expected less than {SLOPES:.0%}, as finite differences and penalties see values that "
             "detach, data, item or torch.no_grad hide. Write mlotool.stop_gradient(x) in place of x.detach(), or "
             "product: reverse.",
             stacklevel=2,

@@ -28,6 +28,7 @@ from mlotool.core.forward_mode import forward_mode, refuse_scripted
 from mlotool.core.gradient import dense
 from mlotool.core.replay import RandomState
 from mlotool.core.tangents import apart, dual_level, in_dual_level, joined
+from mlotool.core.unchanged import FORWARD_MODE
 from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss, ReverseProduct
 from mlotool.hypergradient.vector import add, chosen, constants, norm, scaled
 from mlotool.problem.interface import LowerView, Vector
@@ -181,10 +182,6 @@ class ForwardProduct(AbstractProduct):
 
 _log = logging.getLogger("mlotool")
 
-# Relative differences from products of double backward that are refused in forward mode.
-_TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-2}
-_TOLERANCE_OF_AUTOCAST = 0.1
-
 # Where a parameter has no gradient, as below a last layer that begins at zero, the next pullbacks are looked at too.
 _MOST_COMPARISONS = 8
 
@@ -302,8 +299,7 @@ def _compare_forward(view: LowerView, theta: Vector, inputs: Vector, wanted: Seq
     problem, dtype = view.problem, theta[0].dtype
     if problem.module is not None:
         refuse_scripted([problem.module], problem.name)
-    is_full = problem.precision == "fp32"
-    tolerance = _TOLERANCES.get(dtype, _TOLERANCE_OF_AUTOCAST) if is_full else _TOLERANCE_OF_AUTOCAST
+    tolerance = FORWARD_MODE.of(dtype) if problem.precision == "fp32" else FORWARD_MODE.half
     direction, random = random_direction(theta), RandomState(view.devices)
     with random.replayed():
         reverse = ReverseProduct(view, theta, inputs, wanted)
