@@ -115,22 +115,23 @@ class Slots:
         self.names = tuple(names)
         self._parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
         self._buffers = slots_of(module, dict(module.named_buffers()), "_buffers")
-        places = [(slot, place) for place, name in enumerate(self.names) for slot in self._of_parameter(name)]
-        self._slots = [slot for slot, _ in places]
-        # Of the tensors; None where each has one slot.
-        self._places = None if len(places) == len(self.names) else [place for _, place in places]
+        # Each with the place of its tensor among those that are put.
+        self._slots = [(*slot, place) for place, name in enumerate(self.names) for slot in self._of_parameter(name)]
         positions = {name: place for place, name in enumerate(self.names)}
         self._all = [(name, positions.get(name), *slots[0]) for name, slots in self._parameters.items()]
         self.has_buffers = bool(self._buffers)
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Put one tensor a name into the slots, of which nothing is checked; return what `put_back` takes."""
-        places = self._places
-        return _exchanged(self._slots, tensors if places is None else [tensors[place] for place in places])
+        before = []
+        for holder, name, place in self._slots:
+            before.append(holder[name])
+            holder[name] = tensors[place]
+        return before
 
     def put_back(self, before: Sequence[Any]) -> None:
         """Put what `put` has returned into the slots."""
-        for (holder, name), tensor in zip(self._slots, before):  # noqa: B905 - as in `_exchanged`
+        for (holder, name, _), tensor in zip(self._slots, before):  # noqa: B905 - as in `_exchanged`
             holder[name] = tensor
 
     @contextmanager

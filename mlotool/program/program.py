@@ -228,7 +228,7 @@ class Program:
         Returns:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
         """
-        problem, is_mapping = self.problems[self._problem(name)], isinstance(batches, Mapping | None)
+        problem, is_mapping = self.problems[self._problem(name)], batches is None or isinstance(batches, Mapping)
         require(is_mapping, "batches", batches, "batches by problem", "Write {'<name>': batch}.")
         given = dict(batches or {})
         for other in given:

@@ -160,7 +160,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._replay = Replay(lambda: [loss(point, values)], devices, view.problem.traits)
         self._random = RandomState(devices) if view.eliminated else None
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
-        size = sum(tensor.numel() for tensor in (*theta, *inputs))
+        size = sum(map(Tensor.numel, (*theta, *inputs)))
         self._is_joint = not view.problem.is_nested and size <= MOST_PARAMETERS_AT_ONCE
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
@@ -251,7 +251,7 @@ def _joint(above: Sequence[Tensor], below: Sequence[Tensor], factor: Factor) -> 
     (ahead, *sources), (behind, *others) = above, below
     if not (sources and ahead.requires_grad and behind.requires_grad):
         return zeros(sources)
-    is_shared = all(a is b for a, b in zip(sources, others, strict=True))
+    is_shared = sources[0] is others[0]
     # A number goes into the backward pass: that saves a pass over its result.
     number = factor if isinstance(factor, float) else 1.0
     points = sources if is_shared else [*sources, *others]

@@ -4,9 +4,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy
 import torch
@@ -45,8 +44,7 @@ class Status(Enum):
     NON_FINITE_VECTOR = "a right-hand side that is not finite"
 
 
-@dataclass(frozen=True)
-class SolveResult:
+class SolveResult(NamedTuple):
     """The best vector found, with how it was found.
 
     Args:
