@@ -176,14 +176,12 @@ class Seen(Callback):
     """Counts the ticks at which its hooks are called."""
 
     def __init__(self) -> None:
-        self.ticks: dict[str, list[int]] = {}
-        self.hooks: list[str] = []
+        self.seen: list[tuple[str, int]] = []
         self.metrics: list[float] = []
 
     def _note(self, hook: str, module: Any) -> None:
         assert set(module.program.problems) == {"weights", "classifier"}
-        self.ticks.setdefault(hook, []).append(module.schedule.num_ticks)
-        self.hooks.append(hook)
+        self.seen.append((hook, module.schedule.num_ticks))
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert outputs["classifier/loss"] == module.metric_log.last["classifier/loss"]
@@ -213,10 +211,11 @@ def test_a_callback_sees_chunks_evaluations_checkpoints_and_the_program_and_is_r
     result = tiny_run({"runner.max_ticks": 30}, callbacks=[resumed, kept], resume="auto")
     assert {Path(path).parent for path in kept.best_k_models} == {result.output_dir / "checkpoints/callbacks"}
     assert len(kept.best_k_models) == 3
-    hooks = [hook for hook in first.hooks if hook != "save"]
-    assert hooks == ["batch", "batch", "validation_start", "validation_end"] * 2
-    assert (first.ticks["batch"], resumed.ticks["batch"]) == ([8, 10, 18, 20], [28, 30])
-    assert {0, 10, 20} <= set(first.ticks["save"])
+    chunks = [("batch", 8), ("batch", 10), ("validation_start", 10), ("validation_end", 10)]
+    for seen, begins in ((first.seen, (0, 10)), (resumed.seen, (20,))):
+        expected = [(hook, begin + tick) for begin in begins for hook, tick in chunks]
+        assert [one for one in seen if one[0] != "save"] == expected
+    assert {("save", 0), ("save", 10), ("save", 20)} <= set(first.seen)
     values = [*logged(result.output_dir, "val/accuracy").values()]
     assert len(values) == 3 and resumed.metrics == pytest.approx(values)
 
