@@ -8,6 +8,7 @@ from typing import Any
 
 from mlotool.config.recipes import package_dir, recipe_file, recipe_folders, what_to_do_with_a_run
 from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS, boolean_faults, is_container, name_fault
+from mlotool.config.trusted import FILE_LOGGERS, is_of_user, trust_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
 from mlotool.folders.documents import MAX_RECIPE_NODES, Document, leaves, read_document, value_at
@@ -40,7 +41,7 @@ _REFERENCE = re.compile(
     r"(?P<default>, ?[\w.+\-]+)?\}",
     re.ASCII,
 )
-_OUTSIDE = re.compile(r"[/\\~]|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]")
+_OUTSIDE = re.compile(r"[/\\~]|[A-Za-z][A-Za-z0-9+.\-]*:\S")
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*", re.ASCII)
 _ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
@@ -226,6 +227,7 @@ def content_faults(data: dict[Any, Any]) -> list[str]:
     faults += _key_faults("", content)
     for key, value in leaves(content):
         faults += _value_faults(key, value)
+    faults += _logger_faults(value_at(data, "logger.loggers") or [])
     sweep = data.get("sweep") or {}
     if not isinstance(sweep, dict):
         return [*faults, f"sweep: found {sweep!r}; expected keys such as params and num_trials. Write them out."]
@@ -235,6 +237,18 @@ def content_faults(data: dict[Any, Any]) -> list[str]:
         if key in sweep
     ]
     return [*faults, *_sweep_faults(sweep.get("params"), "sweep.params")]
+
+
+def _logger_faults(loggers: Any) -> Iterator[str]:
+    """Yield what is wrong with a recipe's loggers: they send nothing away, and touch nothing that is there."""
+    for index, node in enumerate(loggers if isinstance(loggers, list) else [loggers]):
+        key, target = f"logger.loggers[{index}]", node.get("_target_") if isinstance(node, dict) else node
+        if target not in FILE_LOGGERS and not is_of_user(target):
+            wanted = f"{' or '.join(FILE_LOGGERS)} in a recipe. Name it on the command line: 'logger.loggers=[..]'"
+            yield trust_fault(key, target, "logger") or f"{key}: found {target}, which may upload; expected {wanted}."
+        elif "version" in node and not is_of_user(target):
+            # Of a version that is there CSVLogger removes the numbers.
+            yield f"{key}.version: found {node['version']!r}; expected none, so that a new folder is made. Remove it."
 
 
 def _root_faults(data: dict[Any, Any]) -> Iterator[str]:
@@ -293,8 +307,6 @@ def _value_faults(key: str, value: Any) -> Iterator[str]:
             "it on the command line: data.download=true."
         )
     yield from boolean_faults(key, value)
-    if key.startswith("logger.loggers"):
-        yield f"{key}: found {value!r}; expected no logger in a recipe, which may not send a run away. Remove it."
     if key == "logger.mode" and value not in OFFLINE_MODES:
         yield f"{key}: found {value!r}; expected {' or '.join(OFFLINE_MODES)} in a recipe. Say it on the command line."
     if isinstance(value, str):

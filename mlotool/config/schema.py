@@ -295,6 +295,7 @@ class LoggerConfig:
         tensorboard: Whether TensorBoard gets them, which `pip install mlotool[tensorboard]` brings.
         project: W&B's project.
         loggers: Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]`.
+            Those that may upload are named on the command line, not in a recipe.
     """
 
     mode: Literal["offline", "online", "disabled"] = "offline"

@@ -53,8 +53,21 @@ LOSS_MODULES = (
 # fmt: on
 
 
-_CALLBACKS = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "Timer")
-_LOGGERS = ("CSVLogger", "CometLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger")
+_CALLBACKS = "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint ModelSummary RichModelSummary Timer"
+# Lightning's other callbacks: what they do that a run of several problems cannot take. What to do instead.
+_UNFIT = {
+    "BackboneFinetuning ModelPruning": "changes what an optimizer steps. Set lr: 0 for a group of the optimizer's",
+    "BatchSizeFinder LearningRateFinder": "takes steps of Lightning's own. Sweep stream.batch_size or optimizer.lr",
+    "EMAWeightAveraging StochasticWeightAveraging WeightAveraging": "copies a whole run. Write a callback of yours",
+    "GradientAccumulationScheduler": "adds up gradients of Lightning's. Set problems.<name>.accumulate_batches",
+    "LambdaCallback ThroughputMonitor": "takes functions, and YAML has none. Write a callback of yours",
+    "OnExceptionCheckpoint": "saves in the middle of a tick. Set runner.checkpoint_seconds for a newer last.ckpt",
+    "RichProgressBar TQDMProgressBar": "counts chunks of ticks. Set runner.progress_bar=true, which counts ticks",
+    "SpikeDetection": "watches one loss. Write a callback of yours, whose `outputs` have '<problem>/loss'",
+}
+FILE_LOGGERS = ("pytorch_lightning.loggers.CSVLogger", "pytorch_lightning.loggers.TensorBoardLogger")
+"""Loggers that send nothing away: a recipe may name them, while the others are the command line's."""
+_UPLOADING = tuple(f"pytorch_lightning.loggers.{name}" for name in ("CometLogger", "MLFlowLogger", "WandbLogger"))
 # By kind of node, the packages whose targets fit there: each marks them with `@target` where it defines them.
 _HOMES = {
     "data": ("mlotool.data",),
@@ -73,11 +86,11 @@ _NAMES = {
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
     "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
-    "callback": tuple(f"pytorch_lightning.callbacks.{name}" for name in _CALLBACKS),
-    "logger": tuple(f"pytorch_lightning.loggers.{name}" for name in _LOGGERS),
+    "callback": tuple(f"pytorch_lightning.callbacks.{name}" for name in _CALLBACKS.split()),
+    "logger": (*FILE_LOGGERS, *_UPLOADING),
 }
 KINDS = tuple(dict.fromkeys((*_NAMES, *_HOMES)))
-_NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
+_NEVER = {"mlotool", "torch", "torchvision", "pytorch_lightning", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 # The packages that this process trusts, each with the folder in which it was found; None: in memory alone.
 _packages: dict[str, str | None] = {}
 
@@ -174,6 +187,9 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     hint = "" if kind is None else _hint(str(name), options)
     if kind == "nothing":
         return f"{key}._target_: found '{name}'; expected plain values in this place, no node to build. Remove it."
+    short = str(name).removeprefix("pytorch_lightning.callbacks.")
+    if unfit := [why for names, why in _UNFIT.items() if kind == "callback" and short in names.split()]:
+        return f"{key}._target_: found '{name}', which {unfit[0]}."
     package = str(name).partition(".")[0]
     is_yours = "." in str(name) and is_identifier(package) and _is_foreign(package)
     advice = f"For code of yours: {_trusting(package)}." if is_yours else "Correct the name."

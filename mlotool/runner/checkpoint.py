@@ -202,7 +202,8 @@ class BestCheckpoint(Checkpoint):
         """Write after a round, if it was the best."""
         if _is_cut(pl_module):
             return
-        value = float(trainer.callback_metrics[self._monitor])
+        # A callback may have ended the run before the first evaluation.
+        value = float(trainer.callback_metrics.get(self._monitor, math.nan))
         if not math.isnan(value) and (self._value is None or self._sign * value > self._sign * self._value):
             self._value = value
             trainer.save_checkpoint(self._path)

@@ -103,6 +103,8 @@ def _rebuild(
     config = load_run_config(Path(run_dir), overrides)
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
     config.objective = config.objective_mode = None
+    # They are for a training, and a stranger's logger may upload.
+    config.runner.callbacks, config.logger.loggers = [], []
     built = build(config)
     load_program(built.program, path)
     return built, config

@@ -23,6 +23,7 @@ from mlotool.program import Program
 IRRELEVANT_WARNINGS = (
     r"GPU available but not used",
     r"Checkpoint directory .* exists and is not empty",
+    r"Using ModelCheckpoint with manual optimization",
     r"The number of training batches .* is smaller than the logging interval",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )

@@ -3,8 +3,9 @@
 Session.run               metrics.csv, loggers, a checkpoint's state; summary.json, however the run ends
   _fit                    Lightning's loop
     train_dataloader        the chunks of the next round
-    training_step           a chunk: ticks until a flush, the flush; the evaluations that are due at its end
+    training_step           a chunk: ticks until a flush, the flush
       take_ticks              (of the seat) ticks, one after the other
+    on_train_batch_end      the evaluations that are due at its end, once the callbacks have seen the chunk
     on_train_epoch_end      the round's objective: schedulers, early stopping, checkpoints
     on_train_end            what came after the last flush
   _finish                 `end` splits and analyses, with the best checkpoint
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -297,6 +298,9 @@ class Session(LightningModule):
     def _make_callbacks(self, folder: RunFolder, *, is_resumed: bool) -> list[Callback]:
         runner, monitor, mode = self._config.runner, self.objective.monitor, self.objective.mode
         callbacks: list[Callback] = [*self._built.callbacks]
+        for callback in (one for one in callbacks if isinstance(one, ModelCheckpoint)):
+            # Not in checkpoints/ itself, whose newest file a resume takes; and set before the callback's state is read.
+            callback.dirpath = callback.dirpath or str(folder.checkpoints.absolute() / "callbacks")
         if runner.checkpoint:
             if monitor is not None and mode is not None:
                 callbacks.append(checkpoints.BestCheckpoint(folder.checkpoint("best"), monitor, mode))
@@ -362,8 +366,8 @@ class Session(LightningModule):
         """Return the chunks of the next round."""
         return ChunkLoader(self.plan, self.schedule, is_pending=self._is_pending)
 
-    def training_step(self, chunk: tuple[int, int], batch_idx: int) -> None:
-        """Run the ticks of a chunk, flush and evaluate where the plan says so."""
+    def training_step(self, chunk: tuple[int, int], batch_idx: int) -> dict[str, float]:
+        """Run the ticks of a chunk, flush where the plan says so; return the last logged values, for callbacks."""
         try:
             self._run_chunk(chunk[1])
         except KeyboardInterrupt:
@@ -371,8 +375,7 @@ class Session(LightningModule):
             self.is_cut = True
             self.interrupt.insist()
             self._set_clock()
-        if self.interrupt.requested:
-            self.trainer.should_stop = True
+        return dict(self.metric_log.last)
 
     def _run_chunk(self, end: int) -> None:
         # Several ranks look at the clock where they flush, together.
@@ -387,15 +390,22 @@ class Session(LightningModule):
             if self.schedule.num_ticks < end and self._write_if_due():
                 return
         self._is_pending = True
-        if self.interrupt.requested and self._write_if_due():
-            return
-        for split in self.plan.inherited_splits if end == 0 else ():
-            self._evaluate(split, INHERITED)
-        for split in self.plan.due_splits(end):
-            self._evaluate(split)
-        self._is_pending = False
-        if self.plan.round_end(end - 1) != end:
+        if self.interrupt.requested:
             self._write_if_due()
+
+    def on_train_batch_end(self, outputs: Any, batch: tuple[int, int], batch_idx: int) -> None:
+        """Evaluate what is due at the end of a chunk, which callbacks have seen by now."""
+        if self._is_pending and not self.is_cut:
+            end = batch[1]
+            for split in self.plan.inherited_splits if end == 0 else ():
+                self._evaluate(split, INHERITED)
+            for split in self.plan.due_splits(end):
+                self._evaluate(split)
+            self._is_pending = False
+            if self.plan.round_end(end - 1) != end:
+                self._write_if_due()
+        if self.interrupt.requested:
+            self.trainer.should_stop = True
 
     def flush(self) -> None:
         """Log what has been collected since the last flush."""
@@ -413,9 +423,7 @@ class Session(LightningModule):
     def _evaluate(self, split: str, prefix: str = "") -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
         self._check_finite()
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            callback.on_validation_start(self.trainer, self)
+        self._tell("on_validation_start", "on_validation_epoch_start")
         # Here and at a round's end, not with a checkpoint: whether one is written must not change a bit.
         distributed.agree_on_buffers(self.program, self.ranks)
         evaluator = self.evaluator
@@ -427,8 +435,13 @@ class Session(LightningModule):
         self._display.note(self.schedule.num_ticks, values)
         # What `self.log` leads to; its own bookkeeping costs half a millisecond.
         self.trainer.callback_metrics.update({key: torch.tensor(value) for key, value in values.items()})
-        for callback in callbacks:
-            callback.on_validation_end(self.trainer, self)
+        self._tell("on_validation_epoch_end", "on_validation_end")
+
+    def _tell(self, *hooks: str) -> None:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for hook in hooks:
+            for callback in callbacks:
+                getattr(callback, hook)(self.trainer, self)
 
     def on_train_epoch_end(self) -> None:
         """End a round: hand the objective to the callbacks, which save and stop after this."""
@@ -439,6 +452,9 @@ class Session(LightningModule):
             return
         distributed.agree_on_buffers(self.program, self.ranks)
         monitor, tick = self.objective.monitor, self.schedule.num_ticks
+        if tick != self.plan.round_end(max(tick - 1, 0)):
+            # A callback, a Timer say, has ended the run before the objective was evaluated.
+            return
         if monitor is not None:
             self.objective.check_logged(self.metric_log.last)
         value = None if monitor is None else self.metric_log.last[monitor]

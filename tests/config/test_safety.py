@@ -42,6 +42,10 @@ REFUSED = {
     "objective: '${hydra.runtime.cwd}'": "hydra.runtime.cwd",
     "objective: '${oc.select:seed,${oc.env:HOME}}'": "oc.env",
     "logger: {mode: online}": "logger.mode",
+    "logger: {loggers: [{_target_: pytorch_lightning.loggers.WandbLogger}]}": "WandbLogger, which may upload",
+    "logger: {loggers: '${analyses.x}'}": "logger.loggers[0]._target_: found '${analyses.x}', which is not trusted",
+    "logger: {loggers: [{_target_: pytorch_lightning.loggers.CSVLogger, version: 0}]}": "loggers[0].version: found 0",
+    "logger: {loggers: [{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: 'file:~/x'}]}": "found 'file:~/x'",
     "data: {download: true}": "data.download=true",
     "problems: {classifier: {module: {weights: IMAGENET1K_V1}}}": "problems.classifier.module.weights",
     "data: {download: {_target_: torch.nn.Identity}}": "data.download",
@@ -101,5 +105,6 @@ defaults:
 hydra: {sweeper: {params: {seed: "0,1", model@problems.classifier.module: "mlp,linear", +recipe: "a,b"}}}
 problems: {classifier: {optimizer: {lr: 0.5, momentum: "${oc.select:evaluate.nothing,0.5}"}}}
 data: {download: false}
+logger: {loggers: [{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]}
 """
     check_recipe_file(write_recipe(body))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig
+from pytorch_lightning import callbacks
 
 from mlotool.config import build, check, trust
 from mlotool.config.trusted import resolve, trust_fault, trusted_names
@@ -54,6 +55,17 @@ def test_models_of_torchvision_have_a_function() -> None:
     words = "{_target_: mlotool.models.torchvision_model, name: resnet18, num_classes: .., image_shape: ..}"
     assert f"For it write {words}." in str(trust_fault("key", "torchvision.models.resnet18", "module"))
     assert "torchvision_model" not in str(trust_fault("key", "torchvision.models.resnet18", "optimizer"))
+
+
+def test_each_callback_of_lightning_may_be_named_or_is_told_why_not() -> None:
+    for name in set(callbacks.__all__) - {
+        "BaseFinetuning",
+        "BasePredictionWriter",
+        "Callback",
+        "Checkpoint",
+        "ProgressBar",
+    }:
+        assert "not trusted" not in (trust_fault("key", f"pytorch_lightning.callbacks.{name}", "callback") or "")
 
 
 def test_a_close_name_is_suggested() -> None:

@@ -176,20 +176,21 @@ class Seen(Callback):
     """Counts the ticks at which its hooks are called."""
 
     def __init__(self) -> None:
-        self.ticks: dict[str, list[int]] = {}
+        self.seen: list[tuple[str, int]] = []
         self.metrics: list[float] = []
 
     def _note(self, hook: str, module: Any) -> None:
         assert set(module.program.problems) == {"weights", "classifier"}
-        self.ticks.setdefault(hook, []).append(module.schedule.num_ticks)
+        self.seen.append((hook, module.schedule.num_ticks))
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert outputs["classifier/loss"] == module.metric_log.last["classifier/loss"]
         self._note("batch", module)
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         self._note("validation_start", module)
 
-    def on_validation_end(self, trainer: Any, module: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
         self._note("validation_end", module)
         self.metrics.append(float(trainer.callback_metrics["val/accuracy"]))
 
@@ -205,11 +206,16 @@ class Seen(Callback):
 
 def test_a_callback_sees_chunks_evaluations_checkpoints_and_the_program_and_is_resumed(tiny_run: Run) -> None:
     first, resumed = Seen(), Seen()
-    tiny_run(callbacks=[first])
-    result = tiny_run({"runner.max_ticks": 30}, callbacks=[resumed], resume="auto")
-    assert (first.ticks["batch"], resumed.ticks["batch"]) == ([8, 10, 18, 20], [28, 30])
-    assert first.ticks["validation_start"] == first.ticks["validation_end"] == [10, 20]
-    assert {0, 10, 20} <= set(first.ticks["save"])
+    tiny_run(callbacks=[first, ModelCheckpoint(monitor="val/accuracy", save_top_k=-1)])
+    kept = ModelCheckpoint(monitor="val/accuracy", save_top_k=-1)
+    result = tiny_run({"runner.max_ticks": 30}, callbacks=[resumed, kept], resume="auto")
+    assert {Path(path).parent for path in kept.best_k_models} == {result.output_dir / "checkpoints/callbacks"}
+    assert len(kept.best_k_models) == 3
+    chunks = [("batch", 8), ("batch", 10), ("validation_start", 10), ("validation_end", 10)]
+    for seen, begins in ((first.seen, (0, 10)), (resumed.seen, (20,))):
+        expected = [(hook, begin + tick) for begin in begins for hook, tick in chunks]
+        assert [one for one in seen if one[0] != "save"] == expected
+    assert {("save", 0), ("save", 10), ("save", 20)} <= set(first.seen)
     values = [*logged(result.output_dir, "val/accuracy").values()]
     assert len(values) == 3 and resumed.metrics == pytest.approx(values)
 
@@ -225,7 +231,17 @@ def test_lightnings_own_callbacks_work(tiny_run: Run, tmp_path: Path) -> None:
     assert max(logged(result.output_dir, "val/accuracy")) < 200
 
 
-CSV = "{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged, version: ''}"
+class Ending(Callback):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = True
+
+
+def test_a_callback_may_end_a_run_before_its_first_evaluation(tiny_run: Run) -> None:
+    result = tiny_run(callbacks=[Ending()])
+    assert (result.objective, result.checkpoint) == (None, result.output_dir / "checkpoints/last.ckpt")
+
+
+CSV = "{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged}"
 MONITOR = "{_target_: pytorch_lightning.callbacks.LearningRateMonitor, logging_interval: step}"
 WORDS = ("plain", "logger=csv", "runner.progress_bar=false", "runner.report=false", "hydra.run.dir=run")
 
@@ -234,10 +250,11 @@ def test_a_config_brings_callbacks_loggers_and_settings_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["runner.max_ticks=4", "evaluate.splits.val=2", f"runner.callbacks=[{MONITOR}]", f"logger.loggers=[{CSV}]"]
-    assert main(["run", *WORDS, *words, "runner.trainer={profiler: simple, enable_model_summary: true}"]) == 0
+    Path("mine.yaml").write_text(f"# @package _global_\ndefaults: [plain, _self_]\nlogger: {{loggers: [{CSV}]}}\n")
+    words = ["mine.yaml", *WORDS[1:], "runner.max_ticks=4", "evaluate.splits.val=2", f"runner.callbacks=[{MONITOR}]"]
+    assert main(["run", *words, "runner.trainer={profiler: simple, enable_model_summary: true}"]) == 0
     assert logged(tmp_path / "run", "lr-SGD")
-    rows = list(csv.DictReader((tmp_path / "own/logged/metrics.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "own/logged/version_0/metrics.csv").read_text().splitlines()))
     accuracies = [float(row["val/accuracy"]) for row in rows if row["val/accuracy"]]
     assert accuracies == pytest.approx([*logged(tmp_path / "run", "val/accuracy").values()])
     assert "FIT Profiler Report" in caplog.text
