@@ -68,8 +68,8 @@ class Built:
     loggers: Sequence[Any] = ()
 
 
+# Steps of a problem after which tracing its gradient, which takes about as long as so many small ones, is worth it.
 TRACE_FROM = 2_000
-"""Steps of a problem after which tracing its gradient, which takes about as long as so many small ones, is worth it."""
 
 
 def cut_down(values: Values, data: Any) -> Any:

@@ -30,6 +30,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What modules take over from the data.
 _REFERRED = ("num_classes", "image_shape", "vocabulary_size", "length")
 _COUNTS = ("step_size", "T_max", "T_0", "T_mult", "total_iters", "total_steps", "epochs", "steps_per_epoch")
+# Ranges of settings that torch would take without a word, by the beginning of the target's name.
 TORCH_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "torch.optim.lr_scheduler.": {
         **dict.fromkeys((*_COUNTS, "step_size_up", "step_size_down"), Count),
@@ -53,13 +54,12 @@ TORCH_SETTINGS: Mapping[str, Mapping[str, Any]] = {
         **dict.fromkeys(("p", "dropout"), ranges.Share),
     },
 }
-"""Ranges of settings that torch would take without a word, by the beginning of the target's name."""
+# By kind of node, what mlotool itself reads of it beside the arguments of its target.
 OURS: Mapping[str, Mapping[str, Any]] = {
     "loss": {"roles": Mapping[str, Any]},
     "analysis": {"roles": Mapping[str, Any], "split": str, "batch_size": Count},
     "optimizer": {GROUPS_KEY: list[Any]},
 }
-"""By kind of node, what mlotool itself reads of it beside the arguments of its target."""
 
 _GIVEN = {"optimizer": ("params",), "scheduler": ("optimizer",)}
 # By kind of node, how many arguments are given by position: a batch, or a metric's module and batch.

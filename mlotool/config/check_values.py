@@ -235,8 +235,8 @@ def sweep_faults(values: Values) -> Iterator[str]:
         )
 
 
+# What yields faults of a config.
 ALL = (name_faults, graph_faults, stream_faults, evaluation_faults, sweep_faults)
-"""What yields faults of a config."""
 
 
 def nan_faults(values: Values, known: Sequence[str]) -> Iterator[str]:

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from mlotool.problem.rank_mean import Reduce
 
 Values = Mapping[str, Any]
+# Keys of nodes that name files or folders which have to be there.
 PLACES = ("root", "folder", "tokenizer", "parameters_file")
-"""Keys of nodes that name files or folders which have to be there."""
 
 MAX_SAMPLES = 200_000
 MAX_NUMBERS = 200_000_000
+# What is larger is not built before the run: it takes seconds and memory.
 MAX_PARAMETERS = 50_000_000
-"""What is larger is not built before the run: it takes seconds and memory."""
 
 
 def check(config: Any, targets: bool = False, machine: bool = False, *, parts: bool = False) -> list[str]:

@@ -14,12 +14,12 @@ from mlotool.core.user_code import nearby
 from mlotool.folders.files import at_home
 from mlotool.folders.run_folder import RunFolder
 
+# The config group of recipes: `+recipe=<name>`.
 GROUP = "recipe"
-"""The config group of recipes: `+recipe=<name>`."""
 
 SUFFIX = ".yaml"
+# Folders of recipe files that were named by their path; they come first. `register_sources` sets them.
 named_folders: list[Path] = []
-"""Folders of recipe files that were named by their path; they come first. `register_sources` sets them."""
 
 
 @cache
@@ -66,6 +66,7 @@ _MAX_NAMES = 500
 # Characters of a file that are read for its summary and task.
 _HEADER = 4_000
 _TASK = "Task:"
+# What a header's line `# Task:` says in the built-in recipes, in the order of `mlotool list`.
 TASKS = (
     "data reweighting and cleaning",
     "hyperparameters",
@@ -76,7 +77,6 @@ TASKS = (
     "layer-parallel training",
     "baselines",
 )
-"""What a header's line `# Task:` says in the built-in recipes, in the order of `mlotool list`."""
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,12 @@ def _summary_and_task(path: Path) -> tuple[str, str]:
     return next(summaries, ""), next(tasks, "")
 
 
+# Of the user's options, below the working folder, which may be a stranger's.
 FOLDER = Path("conf")
-"""Of the user's options, below the working folder, which may be a stranger's."""
 
 _MAX_FOLDERS = 100
+# Folders of options that the command line names: they come before ./conf, and are trusted.
 command_line_folders: list[Path] = []
-"""Folders of options that the command line names: they come before ./conf, and are trusted."""
 
 
 def options_folder() -> Path | None:

@@ -25,8 +25,8 @@ from mlotool.folders.sweep_folder import SweepFolder
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+# What `evaluate` and `load` build from.
 BUILT = ("data", "problems", "hypergradient", "analyses", "evaluate")
-"""What `evaluate` and `load` build from."""
 
 
 def max_ticks(config: Mapping[str, Any]) -> int:
@@ -172,11 +172,11 @@ def _lists(node: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(item, f"{prefix}.{key}".lstrip("."))
 
 
+# What a resumed run may change: how long it goes on, what is kept and shown. None of it changes a tick.
 MAY_DIFFER = (
     *("resume", "decisions_from", "runner.max_ticks", "runner.checkpoint_seconds", "runner.keep_checkpoints"),
     *("runner.progress_bar", "runner.report", "logger.*", "debug.limit_ticks", "problems.*.stream.num_workers"),
 )
-"""What a resumed run may change: how long it goes on, what is kept and shown. None of it changes a tick."""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -209,8 +209,8 @@ _SPACE = "mlotool.spaces.Space"
 # As in mlotool/spaces/decisions.py, which knows torch.
 _NAME = re.compile(r"[a-z0-9_]{1,100}")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+# Modules that give a shared space its path.
 ARCHITECTURES = tuple(f"mlotool.spaces.{name}" for name in ("PathWeights", "BinaryPaths", "PathPolicy"))
-"""Modules that give a shared space its path."""
 
 Decisions = dict[str, str | int]
 

@@ -14,8 +14,8 @@ from mlotool.core.messages import did_you_mean, fault_list
 from mlotool.folders.documents import MAX_RECIPE_NODES, Document, leaves, read_document, value_at
 from mlotool.folders.run_folder import RunFolder
 
+# Groups whose options are built by their `_target_`; those of the others have the schema's keys.
 TARGET_GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel")
-"""Groups whose options are built by their `_target_`; those of the others have the schema's keys."""
 
 # Arguments that write, download or unpickle, and the values that do nothing.
 DANGEROUS: dict[str, tuple[Any, ...]] = {

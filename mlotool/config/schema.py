@@ -24,45 +24,45 @@ MISSING: Any = "???"
 T = TypeVar("T")
 _SAMPLERS = Path(__file__).parents[1] / "sweep" / "samplers"
 
+# The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/.
 GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel", "runner", "logger", "debug", "sweep", "recipe")
-"""The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
 OPTION_GROUPS = GROUPS[:-1]
 
 Processes = Annotated[int, Ge(1), Le(1_024)]
 
+# Samplers that are ours, with their classes: a file in sweep/samplers/ that has the class of its name, as evolution.py
+# has EvolutionSampler. The others are Optuna's.
 OWN_SAMPLERS = {
     file.stem: name
     for file in sorted(_SAMPLERS.glob("[!_]*.py"))
     if f"\nclass {(name := file.stem.title().replace('_', '') + 'Sampler')}(" in file.read_text(encoding="utf-8")
 }
-"""Samplers that are ours, with their classes: a file in sweep/samplers/ that has the class of its name, as evolution.py
-has EvolutionSampler. The others are Optuna's."""
 SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "gp": "GPSampler", "cmaes": "CmaEsSampler",
             "nsga2": "NSGAIISampler", "qmc": "QMCSampler", "brute_force": "BruteForceSampler",
             **OWN_SAMPLERS}  # fmt: skip
+# What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else.
 PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "percentile": "PercentilePruner",
            "successive_halving": "SuccessiveHalvingPruner", "hyperband": "HyperbandPruner",
            "threshold": "ThresholdPruner"}  # fmt: skip
-"""What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else."""
 
+# Samplers that look at one objective.
 OF_ONE_OBJECTIVE = (*OWN_SAMPLERS, "cmaes", "gp")
-"""Samplers that look at one objective."""
 
+# Metrics that need `num_classes` of the data.
 CLASSIFICATION_METRIC_NAMES = (
     *("accuracy", "balanced_accuracy", "precision", "recall", "f1", "auroc", "average_precision"),
     *("calibration_error", "cohen_kappa", "matthews_corrcoef"),
 )
-"""Metrics that need `num_classes` of the data."""
 
 _ERRORS = ("cross_entropy", "nats_per_token", "bits_per_token", "mean_squared_error", "mean_absolute_error")
 METRIC_NAMES = (*CLASSIFICATION_METRIC_NAMES, *_ERRORS, "r2")
+# What `evaluate.metrics` may name; a test holds the names equal to what the runner evaluates, which knows torch.
 MetricName = Literal[*METRIC_NAMES]  # type: ignore[valid-type]
-"""What `evaluate.metrics` may name; a test holds the names equal to what the runner evaluates, which knows torch."""
 
+# Whether the largest or the smallest value of a metric is the best.
 METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
     name: "min" if name in ("calibration_error", *_ERRORS) else "max" for name in METRIC_NAMES
 }
-"""Whether the largest or the smallest value of a metric is the best."""
 
 
 _annotations: dict[type, dict[str, Any]] = {}

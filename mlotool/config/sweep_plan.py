@@ -26,17 +26,17 @@ from mlotool.config.schema import describe_type, name_fault
 from mlotool.config.unknown_keys import value_faults
 from mlotool.core.errors import ConfigError
 
+# Of a grid, and values of a key.
 MAX_JOBS = 1_000_000
-"""Of a grid, and values of a key."""
 
+# Jobs of one process with `sweep.fuse=auto`.
 MAX_FUSED = 32
-"""Jobs of one process with `sweep.fuse=auto`."""
 
 # Of jobs that a search has at least with `sweep.fuse=auto`: it draws those of a round without knowing how they end.
 _ROUNDS = 4
 
+# Of an interval: drawn by its logarithm, and whole numbers.
 TAGS = ("log", "int")
-"""Of an interval: drawn by its logarithm, and whole numbers."""
 
 # Of what the last tick of a job depends on.
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
@@ -279,8 +279,8 @@ def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
     return Dimension(key, (), low, high, log=log, whole=whole)
 
 
+# So many values of a sweep are looked at, each in a config of its own.
 MAX_LOOKED_AT = 200
-"""So many values of a sweep are looked at, each in a config of its own."""
 
 
 def check_first_point(plan: SweepPlan) -> None:

@@ -65,8 +65,8 @@ _UNFIT = {
     "RichProgressBar TQDMProgressBar": "counts chunks of ticks. Set runner.progress_bar=true, which counts ticks",
     "SpikeDetection": "watches one loss. Write a callback of yours, whose `outputs` have '<problem>/loss'",
 }
+# Loggers that send nothing away: a recipe may name them, while the others are the command line's.
 FILE_LOGGERS = ("pytorch_lightning.loggers.CSVLogger", "pytorch_lightning.loggers.TensorBoardLogger")
-"""Loggers that send nothing away: a recipe may name them, while the others are the command line's."""
 _UPLOADING = tuple(f"pytorch_lightning.loggers.{name}" for name in ("CometLogger", "MLFlowLogger", "WandbLogger"))
 # By kind of node, the packages whose targets fit there: each marks them with `@target` where it defines them.
 _HOMES = {

@@ -67,8 +67,8 @@ class TextWindows(Dataset[Batch]):
 # t: length of a window
 
 BYTES = 256
+# The byte that ends each document.
 END = 0
-"""The byte that ends each document."""
 
 _log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ runpy sched secrets selectors shelve shlex shutil smtplib socket socketserver ss
 subprocess symtable tarfile tempfile textwrap threading timeit tokenize trace traceback tracemalloc types typing uuid
 warnings wave weakref
 """
+# Modules of one file each that distributions neither leave out nor put into a package of their own, as they do with
+# tests, idlelib, tkinter and turtle. One that is not there is passed over; the hash tells.
 MODULES = tuple(_NAMES.split())
-"""Modules of one file each that distributions neither leave out nor put into a package of their own, as they do with
-tests, idlelib, tkinter and turtle. One that is not there is passed over; the hash tells."""
 
 Documents = Sequence[bytes]
 # Its first and its last line, from 1, and its text without the indentation.
@@ -93,6 +93,7 @@ def _scrambled() -> Documents:
     return [b"\n".join(_shuffled(line, random) for line in document.split(b"\n")) for document in _docstrings()]
 
 
+# What reads each domain of Python's own text.
 PYTHON_DOMAINS: Mapping[str, Callable[[], Documents]] = {
     "documentation": _documentation,
     "code": _code,
@@ -100,7 +101,6 @@ PYTHON_DOMAINS: Mapping[str, Callable[[], Documents]] = {
     "tables": _tables,
     "scrambled": _scrambled,
 }
-"""What reads each domain of Python's own text."""
 
 
 def _library() -> Path:

@@ -64,8 +64,8 @@ def _normalised(pixels: Tensor, train: Tensor | None) -> Tensor:
 # h, w: height and width in pixels, d: bands
 
 GROUND_TRUTH = "Indian_pines_gt.mat"
+# By number of bands.
 IMAGES = {220: "Indian_pines.mat", 200: "Indian_pines_corrected.mat"}
-"""By number of bands."""
 NUMBERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "single", "double")
 # 145 x 145 x 220 has 4.6 million; a file that claims much more is not this data.
 MAX_NUMBERS = 50_000_000

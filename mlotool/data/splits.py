@@ -74,8 +74,8 @@ class InMemoryTensors(Dataset[dict[str, Any]]):
 
 D = TypeVar("D", bound=Dataset[dict[str, Any]])
 Sizes = Mapping[str, Whole]
+# Samples of the most common class over those of the rarest.
 ImbalanceFactor = Annotated[float, Ge(1)]
-"""Samples of the most common class over those of the rarest."""
 
 
 class AbstractData(Generic[D]):

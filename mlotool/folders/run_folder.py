@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 EXPECTED = "the folder of a run, outputs/<name>/<date>_<time>. Give the folder that `mlotool run` printed."
 
+# How a run ends whose decisions make no model: it is not trained.
 INFEASIBLE = "infeasible"
-"""How a run ends whose decisions make no model: it is not trained."""
+# How a run has ended that goes on with `resume`, as a job does when its sweep does.
 INTERRUPTED = "interrupted"
-"""How a run has ended that goes on with `resume`, as a job does when its sweep does."""
 ENDED = ("finished", "pruned", "failed", INFEASIBLE)
 STATUSES = (*ENDED, INTERRUPTED)
 

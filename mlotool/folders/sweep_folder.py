@@ -10,8 +10,8 @@ from mlotool.folders import safe_files
 from mlotool.folders.files import is_held, writing
 from mlotool.folders.run_folder import Folder, RunFolder
 
+# Of processes with several jobs that are looked at.
 MAX_FILES = 2_000
-"""Of processes with several jobs that are looked at."""
 
 
 class SweepFolder(Folder):

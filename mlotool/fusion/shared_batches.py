@@ -69,8 +69,8 @@ def num_bytes(value: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_in(value))
 
 
+# Of what is kept for those who have not asked yet; what finds no room is read or evaluated again.
 MAX_BYTES = 2**28
-"""Of what is kept for those who have not asked yet; what finds no room is read or evaluated again."""
 
 
 class SharedReads:

@@ -439,8 +439,8 @@ class StackedStream:
         return tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (len(indices), -1)), batch)
 
 
+# Of the tensors of different data sets that are joined, which are then in memory twice.
 MAX_JOINED_BYTES = 2**30
-"""Of the tensors of different data sets that are joined, which are then in memory twice."""
 
 
 class JoinedData:
@@ -662,8 +662,8 @@ def _recorded_steps(problems: Sequence[Problem]) -> StackedBatch:
     return StackedBatch(TakenSteps(kinds.pop(), problems[0].trajectory.has_all, steps), is_shared=False)
 
 
+# A hyperparameter by name, and its position in one that is a tuple.
 NumberPlace = tuple[str, int | None]
-"""A hyperparameter by name, and its position in one that is a tuple."""
 
 
 class TakenStep(NamedTuple):

@@ -39,16 +39,16 @@ from mlotool.program.trace import Batches, Drawn, Traced, UntraceableError, copi
 
 _LOGGER = logging.getLogger(__name__)
 
+# By problem of a round, for each batch that its gradient is averaged over, by problem: that batch, and those of the
+# problems whose solutions the gradient passes through.
 Drawings = Sequence[Sequence[dict[str, StackedBatch | None]]]
-"""By problem of a round, for each batch that its gradient is averaged over, by problem: that batch, and those of the
-problems whose solutions the gradient passes through."""
 
 
+# What the steps of one member have given, or its error.
 Outcome = dict[str, StepResult] | Exception
-"""What the steps of one member have given, or its error."""
 
+# By member and problem of the round, where its stream stands; None where it has none.
 Positions = dict[int, list[dict[str, int] | None]]
-"""By member and problem of the round, where its stream stands; None where it has none."""
 
 
 class RoundMembers:
@@ -495,8 +495,8 @@ def _of_first(entry: dict[str, StackedBatch | None], values: Iterator[Tensor], p
     return {name: None if batch is None else put_together(batch.value, values, placed) for name, batch in entry.items()}
 
 
+# Times that each way is measured; the shortest counts.
 REPEATS = 3
-"""Times that each way is measured; the shortest counts."""
 
 Tick = Annotated[int, Ge(0), Lt(2**53)]
 Seconds = Annotated[float, Ge(0), Lt(float("inf"))]
@@ -542,11 +542,11 @@ class Verdict:
         return replace(held, **changes, since_tick=tick, before=held)
 
 
+# By problem its gradient, None for a parameter that has none, and its buffers.
 Ends = Mapping[Kind, Sequence[Tensor | None]]
-"""By problem its gradient, None for a parameter that has none, and its buffers."""
 
+# A problem, and how far apart its gradients or buffers are, relative to the first ones.
 Difference = tuple[str, float]
-"""A problem, and how far apart its gradients or buffers are, relative to the first ones."""
 
 _GRADIENT, _BUFFERS = "gradient", "buffers"
 

@@ -11,8 +11,8 @@ from mlotool.distributed.collectives import Messages, Ranks, all_ranks, hand_on,
 
 T = TypeVar("T")
 
+# Of messages; two stages never have two of one kind under way.
 KINDS = ("serial", "variable", "multiplier", "state", "slope", "output")
-"""Of messages; two stages never have two of one kind under way."""
 
 
 class Transport:

@@ -116,8 +116,8 @@ def _depthwise(width: int, size: int, stride: int, dilation: int, affine: bool) 
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
+# The two kinds of cells.
 KINDS = ("normal", "reduction")
-"""The two kinds of cells."""
 
 
 @target("module")

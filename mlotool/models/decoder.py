@@ -302,8 +302,8 @@ def _even_kv_size(kv_size: int | None, width: int, num_heads: int) -> int:
 
 # n: tokens of all texts, v: vocabulary, w: width
 
+# Entries of the logits of one chunk where nothing else is said: 16 MiB in fp32.
 LOGITS_AT_ONCE = 2**22
-"""Entries of the logits of one chunk where nothing else is said: 16 MiB in fp32."""
 
 
 def token_losses(features: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:

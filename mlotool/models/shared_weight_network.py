@@ -13,6 +13,7 @@ from mlotool.core.settings import Count, Finite, Shape, target
 # b: batch, n: inputs, k: classes
 
 Activation = Literal["linear", "tanh", "relu", "sigmoid", "gaussian", "sine", "cosine", "absolute", "inverse", "step"]
+# Those of the paper.
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
     "tanh": torch.tanh,
@@ -25,7 +26,6 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "inverse": torch.neg,
     "step": lambda x: (x > 0).to(x.dtype),
 }
-"""Those of the paper."""
 
 
 @target("module")

@@ -17,8 +17,8 @@ from mlotool.core.user_code import Call, named, noted
 _FORM = "a sample at every index, with tensors of one shape, numbers or texts, in dicts or tuples"
 _SAME_FORM = "Let __getitem__ return the same form at each index, without gradients."
 
+# An epoch, the number of a batch in it, and the indices of the batch's samples.
 BatchKey = tuple[int, int, Tensor]
-"""An epoch, the number of a batch in it, and the indices of the batch's samples."""
 
 
 class SizedDataset(Protocol):

@@ -94,6 +94,7 @@ def _steps_sparsely(case: Case) -> bool:
 
 SETTINGS = ("tasks", "compile", "shard", "remat", "optimizer_roles", "reset_to", "roll_back", "warmup_steps")
 
+# By name, what a row may speak of: whether a case has it. Settings of a problem have the names of their keys.
 FEATURES: Mapping[str, Callable[[Case], bool]] = {
     **{name: _has("settings", name) for name in (*SETTINGS, "gradient_clip_norm")},
     "shard: true": lambda case: case.settings.shard is True,
@@ -130,7 +131,6 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
     "runner.trace": lambda case: case.is_traced,
     "sweep.fuse": lambda case: case.is_fused,
 }
-"""By name, what a row may speak of: whether a case has it. Settings of a problem have the names of their keys."""
 
 
 class Row(NamedTuple):

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 Gradient = Sequence[Tensor | None]
+# A mean over ranks, of a list of tensors; the identity in one process.
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""A mean over ranks, of a list of tensors; the identity in one process."""
 
 
 def identity_reduce(vector: Sequence[Tensor]) -> Sequence[Tensor]:

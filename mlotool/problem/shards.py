@@ -64,8 +64,8 @@ def part_of_call(module: nn.Module, arguments: Mapping[str, Any]) -> tuple[dict[
     return None if decide is None else decide(arguments)
 
 
+# Parameters of a layer that travels by itself; smaller ones travel with the module around them.
 MIN_BLOCK = 2**20
-"""Parameters of a layer that travels by itself; smaller ones travel with the module around them."""
 
 
 class Shards:

@@ -101,8 +101,8 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
+# An epoch, and the number of a batch in it.
 Place = tuple[int, int]
-"""An epoch, and the number of a batch in it."""
 
 
 class Reads(Protocol):

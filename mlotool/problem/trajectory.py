@@ -21,8 +21,8 @@ from mlotool.core.unchanged import ANY_KERNELS, fingerprint
 from mlotool.problem.optimizers.rule import Gradient, Hyperparameters, State
 from mlotool.problem.stream import SameBatch, Stream
 
+# Copies by name; None where there was none. On a CPU, those of what stays have the same memory.
 Buffers = Mapping[str, Tensor | None]
-"""Copies by name; None where there was none. On a CPU, those of what stays have the same memory."""
 
 
 def buffers_of(module: nn.Module) -> Buffers:
@@ -129,8 +129,8 @@ def _numbers(gradient: Gradient) -> Tensor:
 
 
 Saved = Mapping[str, Any]
+# By problem.
 Streams = Mapping[str, Stream | SameBatch | None]
-"""By problem."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class LowerSnapshot:
         return cls(on_device(state["theta"], device), there, steps, state["has_all"])
 
 
+# By lower problem.
 LowerSnapshots = Mapping[str, LowerSnapshot]
-"""By lower problem."""
 
 
 @dataclass(frozen=True)

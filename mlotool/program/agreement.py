@@ -7,11 +7,11 @@ from torch import Tensor
 
 from mlotool.core.unchanged import ROUNDING, ROUNDING_POWER, VALUE_ROUNDINGS, is_rounded, is_same
 
+# By chance a move may change little.
 NUM_MOVES = 3
-"""By chance a move may change little."""
 
+# A problem, and what of it: its parameters, its buffers, or what its optimizer keeps under one name.
 Kind = tuple[str, str]
-"""A problem, and what of it: its parameters, its buffers, or what its optimizer keeps under one name."""
 
 Values = Mapping[Kind, Sequence[Tensor]]
 

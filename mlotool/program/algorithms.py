@@ -168,8 +168,8 @@ class SolutionOrder:
         raise ConfigError(f"{fault}. Join them into one problem, or add a lower_to_upper edge between them.")
 
 
+# By problem, the solution nodes that its total gradient needs.
 Steps = Mapping[str, Sequence[SolutionNode]]
-"""By problem, the solution nodes that its total gradient needs."""
 
 
 def algorithm_of(problem: Problem) -> AbstractHypergradient:

@@ -26,17 +26,17 @@ _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone"
 # What optimizers step by: functions of lists of tensors, which have a form in place.
 _STEPS = {_ATEN._foreach_add.Scalar, *(kernel.pure for rule in RULES.values() for kernel in rule.kernels)}
 
+# Bytes up to which a value is always kept for its next use.
 LARGE = 1 << 20
-"""Bytes up to which a value is always kept for its next use."""
 
+# `(parameters, optimizers' state, rates, buffers, tensors of the batches) -> outputs`.
 Run = Callable[..., Sequence[Tensor]]
-"""`(parameters, optimizers' state, rates, buffers, tensors of the batches) -> outputs`."""
 
+# Records a function; returns what replays it, and its outputs, which a replay fills anew.
 Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]]
-"""Records a function; returns what replays it, and its outputs, which a replay fills anew."""
 
+# Makes what runs a graph, for such arguments, of which the first so many stay where they are from run to run.
 Finish = Callable[[GraphModule, Sequence[Tensor], int], Run]
-"""Makes what runs a graph, for such arguments, of which the first so many stay where they are from run to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +282,12 @@ def _cuda_graph(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int)
     return run
 
 
+# Operation by operation; as kernels that PyTorch's compiler has fused; or as a CUDA graph, one launch for all.
 BACKENDS = {
     "eager": Backend(_eager, has_fused_steps=True),
     "inductor": Backend(_inductor, has_fused_steps=False, decompositions=FUSIBLE),
     "cuda_graph": Backend(_cuda_graph, has_fused_steps=True),
 }
-"""Operation by operation; as kernels that PyTorch's compiler has fused; or as a CUDA graph, one launch for all."""
 
 
 def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:

@@ -33,12 +33,12 @@ def _cudnn(x: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return (*_native(x, weight, *arguments), x.new_zeros(0, dtype=torch.uint8))
 
 
+# A table for `make_fx`.
 HONEST_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
     _ATEN.native_batch_norm.default: _native,
     _ATEN.cudnn_batch_norm.default: _cudnn,
     **get_decompositions([_ATEN.cudnn_batch_norm_backward]),
 }
-"""A table for `make_fx`."""
 
 
 def _stackable(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> tuple[Tensor, ...]:
@@ -56,13 +56,13 @@ def _stackable(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *set
     )
 
 
+# A table for `make_fx`: pure ones that `torch.vmap` knows, which turns the axis of members into one of channels.
 STACKABLE_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
     _ATEN._native_batch_norm_legit_functional.default: _stackable,
     _ATEN._native_batch_norm_legit.no_stats: lambda x, weight, bias, training, momentum, eps: _ATEN.native_batch_norm(
         x, weight, bias, None, None, training, momentum, eps
     ),
 }
-"""A table for `make_fx`: pure ones that `torch.vmap` knows, which turns the axis of members into one of channels."""
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -102,12 +102,12 @@ _NAMES = ("add", "sub", "mul", "div", "neg", "sqrt", "maximum", "minimum", "addc
 for _name in _NAMES:
     FOREACH |= _one_by_one(_name)
 
+# A table for `make_fx`.
 FUSIBLE: dict[Any, Callable[..., Any]] = {
     _ATEN.mm.default: _product,
     _ATEN.addmm.default: _sum_and_product,
     _ATEN._foreach_norm.Scalar: _norms,
 }
-"""A table for `make_fx`."""
 
 
 def without_mutations(

@@ -27,8 +27,8 @@ from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.shards import runs_in_part
 from mlotool.program.solution_plan import Engine, Moment, SolutionPlan, Values
 
+# One tensor a parameter; None where nothing depends on it.
 Gradient = list[Tensor | None]
-"""One tensor a parameter; None where nothing depends on it."""
 
 
 class _SolutionOfPlan(NamedTuple):
@@ -160,10 +160,9 @@ class GradientPlan:
             begin += count
 
 
+# `(batch, moment, whether the problem's own buffers move) -> (loss, mean over ranks of the total gradient)`.
+# What a problem's own training step follows; a training step has a loss in any case. Arguments as for `GradientPlan`.
 TrainingGradient = Callable[[Any, Moment, bool], tuple[LossOutput | None, Gradient]]
-"""`(batch, moment, whether the problem's own buffers move) -> (loss, mean over ranks of the total gradient)`.
-
-What a problem's own training step follows; a training step has a loss in any case. Arguments as for `GradientPlan`."""
 
 
 def training_gradient_of(

@@ -31,11 +31,11 @@ from mlotool.problem.batches import draws_nothing
 from mlotool.problem.optimizers.registry import has_step_hooks
 from mlotool.problem.problem import Problem
 
+# A container of more elements is data.
 MOST_ELEMENTS = 10_000
-"""A container of more elements is data."""
 
+# A tensor or an array of more numbers is data.
 MOST_NUMBERS = 4_000_000
-"""A tensor or an array of more numbers is data."""
 
 # What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}

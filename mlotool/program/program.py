@@ -34,8 +34,8 @@ from mlotool.program.graph import Graph
 from mlotool.program.rehearsal import Rehearsals
 from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, Values, learned_hyperparameters, start_of
 
+# Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too.
 NUM_LOOKS = 3
-"""Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too."""
 
 _IGNORES_UPPER = (
     "graph.upper_to_lower: '{upper}' shapes '{lower}', but at {count} steps of '{upper}' the loss of '{lower}' did not "

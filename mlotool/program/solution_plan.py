@@ -34,11 +34,11 @@ from mlotool.problem.tasks import TaskLosses, check_unmoved
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
 from mlotool.program.algorithms import SolutionNode, algorithm_of
 
+# The trained parameters of one problem, in the order of its `theta`.
 Tensors = Sequence[Tensor]
-"""The trained parameters of one problem, in the order of its `theta`."""
 
+# By number of the problem, the tensors in its parameters' places; None is the current ones, as constants.
 Values = list[Tensors | None]
-"""By number of the problem, the tensors in its parameters' places; None is the current ones, as constants."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Moment:
         return [None] * num_problems if self.parameters is None else list(self.parameters)
 
 
+# The current parameters of all problems, and the last batches of their streams.
 NOW = Moment()
-"""The current parameters of all problems, and the last batches of their streams."""
 
 
 class LossPlan:

@@ -163,9 +163,9 @@ class TracedStep:
             states[position].update({name: tensors[place] for name, tensors in vectors.items()})
 
 
+# By problem: of the one whose gradient it is, and of those whose solutions it passes through: the batch of a pullback,
+# or (in a program of several runs) the steps that it differentiates.
 Batches = Mapping[str, Any]
-"""By problem: of the one whose gradient it is, and of those whose solutions it passes through: the batch of a pullback,
-or (in a program of several runs) the steps that it differentiates."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -382,8 +382,8 @@ def put_together(value: Any, tensors: Iterator[Tensor], placed: dict[int, Tensor
     return tree_map_only(Tensor, placed_for, value)
 
 
+# Of the same steps: one for each kind of batches, and for each course of their solvers' decisions.
 MOST_TRACES = 8
-"""Of the same steps: one for each kind of batches, and for each course of their solvers' decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,19 +407,19 @@ class Trace:
     has_conditions: bool
 
 
+# A tensor that steps change, without autograd; those of one kind are compared as one vector, since a part of it may be
+# nothing but rounding (a bias before a BatchNorm).
 Place = tuple[Kind, Tensor]
-"""A tensor that steps change, without autograd; those of one kind are compared as one vector, since a part of it may be
-nothing but rounding (a bias before a BatchNorm)."""
 
 
+# Names of problems that step together, round after round.
 Rounds = tuple[tuple[str, ...], ...]
-"""Names of problems that step together, round after round."""
 
+# By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks.
 Drawn = dict[str, list[Batches]]
-"""By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
 
+# Where the length of a run is not known; a comparison takes a planned step beside the traced one.
 STEPS_BETWEEN_LOOKS = 100
-"""Where the length of a run is not known; a comparison takes a planned step beside the traced one."""
 
 _EARLY_LOOKS = (1, 2, 3, 5, 10, 20, 50, 100)
 
@@ -834,8 +834,8 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
 
 
+# Rounds of a tick that follow each other: several along a trace, which takes their steps, or one by its plan.
 Part = tuple[Rounds, TracedRounds | None]
-"""Rounds of a tick that follow each other: several along a trace, which takes their steps, or one by its plan."""
 
 
 class TickParts:

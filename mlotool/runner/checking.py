@@ -15,8 +15,8 @@ from mlotool.runner.evaluation import rehearse_losses
 from mlotool.runner.process_settings import torch_settings
 
 SOLUTION = "of the solution, by a converged solve"
+# What the most exact hypergradient is the gradient of.
 STEPS = "through the last unroll_steps steps"
-"""What the most exact hypergradient is the gradient of."""
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,16 @@ from mlotool.folders.run_folder import RunFolder
 from mlotool.folders.safe_files import located, open_file
 from mlotool.program import Program
 
+# Our part of a Lightning checkpoint.
 STATE_KEY = "mlotool"
-"""Our part of a Lightning checkpoint."""
 
 LAST, MAX_FILE_BYTES = "last.ckpt", 1 << 42
 _NUMBERS = ("window", "metrics", "tick", "metrics_position", "training_s", "is_pending")
+# What our part has.
 KEYS = ("program", "schedule", "random_states", *_NUMBERS)
-"""What our part has."""
 
+# A small checkpoint takes as long as two ticks of a small problem, a large one seconds: the pauses grow with it.
 LARGEST_SHARE_OF_TIME = 0.01
-"""A small checkpoint takes as long as two ticks of a small problem, a large one seconds: the pauses grow with it."""
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:

@@ -35,8 +35,8 @@ from mlotool.runner.checkpoint import random_state, restore_random_state
 from mlotool.runner.values import check_start, related, unsound_path
 from mlotool.spaces.shared.shared_space import PATH, SharedSpace
 
+# Called with tick and objective at each evaluation; true ends the run as pruned.
 Watch = Callable[[int, float], bool]
-"""Called with tick and objective at each evaluation; true ends the run as pruned."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Objective:
             )
 
 
+# Returns tensors by name: 0-D, a mean over the batch, or one value a sample.
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
-"""Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
 
 _EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
 
@@ -333,8 +333,8 @@ MEAN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bits_per_token": lambda logits, target: _nats_per_token(logits, target) / math.log(2),
 }
 METRIC_NAMES = (*CLASSIFICATION_METRICS, *MEAN_LOSSES, *REGRESSION_METRICS)
+# Samples of a split on which the metrics are tried before the first tick.
 NUM_REHEARSED = 16
-"""Samples of a split on which the metrics are tried before the first tick."""
 
 
 @dataclass
@@ -619,8 +619,8 @@ def _as_array(value: Any) -> Any:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+# What is logged of a problem beside the metrics of its loss.
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
-"""What is logged of a problem beside the metrics of its loss."""
 
 _NOT_REPEATABLE = (
     "problems.{name}.stream: a sample was another one when it was read again with the same random numbers; expected "

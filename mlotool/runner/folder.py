@@ -142,8 +142,8 @@ def warn_of_untrained(program: Program, ranks: Ranks) -> None:
             )
 
 
+# A killed run's data loaders need some seconds to notice, and hold what it held.
 PATIENCE_S = 8.0
-"""A killed run's data loaders need some seconds to notice, and hold what it held."""
 
 
 def write_inputs(folder: RunFolder, config: Any, origin: Origin, built: Built) -> None:

@@ -25,8 +25,8 @@ from mlotool.folders.run_folder import RunFolder
 from mlotool.folders.sweep_folder import SweepFolder
 
 SECONDS_BETWEEN_REFRESHES, SECONDS_BETWEEN_LINES = 0.25, 2.0
+# What `ticks/s` looks back at: a warm-up, or a compilation, is forgotten after it.
 SECONDS_OF_RATE = 5.0
-"""What `ticks/s` looks back at: a warm-up, or a compilation, is forgotten after it."""
 
 
 class MetricLog(Logger):

@@ -114,14 +114,14 @@ class World:
 
 
 SECONDS_BETWEEN_LOOKS = 0.05
+# How long the other ranks of a failed one may take to notice and to end.
 SECONDS_FOR_THE_OTHERS = 5.0
-"""How long the other ranks of a failed one may take to notice and to end."""
 
+# How long rank 0 may take to write its last files once the others have ended.
 SECONDS_TO_FINISH = 120.0
-"""How long rank 0 may take to write its last files once the others have ended."""
 
+# The codes of a rank that has been told to stop.
 INTERRUPTED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-"""The codes of a rank that has been told to stop."""
 
 
 @dataclass(frozen=True)
@@ -330,8 +330,8 @@ def _error(request: Launch, codes: list[int], lost: int | None) -> ConfigError |
     return error
 
 
+# How long a rank waits for the others, an evaluation by rank 0 included.
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others, an evaluation by rank 0 included."""
 
 
 @contextmanager

@@ -44,8 +44,8 @@ from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
 from mlotool.runner.process_settings import Interrupt, place
 from mlotool.runner.values import Window, check_parameters, explain, hyperparameters, learned_values
 
+# Begins the keys of what a run that inherits weights has before its first tick.
 INHERITED = "inherited/"
-"""Begins the keys of what a run that inherits weights has before its first tick."""
 
 Keep = Callable[[Mapping[str, StepResult]], None]
 

@@ -33,8 +33,8 @@ from mlotool.runner.process_settings import Interrupt, count_devices, find_devic
 from mlotool.runner.run_config import RunRequest, RunResult, run, run_here
 from mlotool.runner.session import AbstractSeat, Keep
 
+# Share of the memory that stays free: for what evaluations and checkpoints take, and for other processes.
 RESERVE = 0.25
-"""Share of the memory that stays free: for what evaluations and checkpoints take, and for other processes."""
 
 _MEMINFO = Path("/proc/meminfo")
 # Limit and use of a container or a cluster's job, by the versions of control groups.

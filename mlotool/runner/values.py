@@ -16,8 +16,8 @@ from mlotool.spaces.shared.shared_space import SharedSpace
 
 Steps = Mapping[str, StepResult]
 
+# Learned values of one problem: more are no curves that one could tell apart.
 MAX_VALUES = 32
-"""Learned values of one problem: more are no curves that one could tell apart."""
 
 
 class Window:

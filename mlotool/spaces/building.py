@@ -20,8 +20,8 @@ from mlotool.spaces.shapes import VALUE
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
+# Makes a module. It is given those of its place's settings that it has arguments for (see `settings_of`).
 Build = Callable[..., nn.Module]
-"""Makes a module. It is given those of its place's settings that it has arguments for (see `settings_of`)."""
 
 
 def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn.Module:

@@ -11,11 +11,11 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.messages import did_you_mean, shown
 
+# What a candidate is called: a name, or a whole number.
 Value = str | int
-"""What a candidate is called: a name, or a whole number."""
 
+# Makes a decision: its name and the names of its candidates in, one of these out.
 Decide = Callable[[str, tuple[Value, ...]], Value]
-"""Makes a decision: its name and the names of its candidates in, one of these out."""
 
 _NAME = re.compile(r"[a-z0-9_]{1,100}")
 _MAX_CANDIDATES = 10_000
@@ -223,11 +223,11 @@ def by_mapping(values: Mapping[str, Value]) -> Decide:
     return lambda name, candidates: values.get(name, candidates[0])
 
 
+# Of the models of a program.
 MAX_DECISIONS = 2_000
-"""Of the models of a program."""
 
+# The name that no decision has: sweeps tell runs by it that differ in nothing else.
 RESERVED = "seed"
-"""The name that no decision has: sweeps tell runs by it that differ in nothing else."""
 
 
 def is_name(text: Any) -> bool:

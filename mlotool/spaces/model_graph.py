@@ -17,8 +17,8 @@ from mlotool.spaces.places import Place, Places, as_target, node_of
 from mlotool.spaces.shapes import CHANGED, GIVEN, STRETCHED, VALUE, Shapes, shape_of, shapes_of_result
 from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER, WHOLE, forward_of, last_of, node_id, nodes_in
 
+# A model to which mutators add more is refused, before it takes minutes and all memory.
 MAX_NEW_NODES = 2_000
-"""A model to which mutators add more is refused, before it takes minutes and all memory."""
 
 V = TypeVar("V", bound=Value)
 

@@ -17,9 +17,9 @@ from mlotool.spaces.tracing import carried_out, kept_attributes, node_id
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
+# Keys of `node.meta`: a stand-in for its result; the nodes whose results its call changes in place; which operands it
+# stretches, where the model has it so; what the stand-in was computed from.
 VALUE, CHANGED, STRETCHED, GIVEN = "value", "changed", "stretched", "given"
-"""Keys of `node.meta`: a stand-in for its result; the nodes whose results its call changes in place; which operands it
-stretches, where the model has it so; what the stand-in was computed from."""
 
 _BROADCASTING = {
     *(operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul, operator.truediv),

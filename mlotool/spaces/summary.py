@@ -100,14 +100,14 @@ def _different_ids(graph: fx.Graph, candidates: Mapping[fx.Node, Sequence[tuple[
     return ids
 
 
+# The candidates of the decisions that a build has asked for, by name.
 Made = Mapping[str, tuple[Value, ...]]
-"""The candidates of the decisions that a build has asked for, by name."""
 
+# Random models that are built to see whether decisions change each other.
 NUM_RANDOM = 4
-"""Random models that are built to see whether decisions change each other."""
 
+# Of so many models each is built, and those that fit are counted.
 FEW = 50
-"""Of so many models each is built, and those that fit are counted."""
 
 
 @dataclass(frozen=True)

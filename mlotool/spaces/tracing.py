@@ -27,14 +27,14 @@ ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
 that it stands in (`block`, and `block@1` the second time); of a new node, the paths of the modules of whose forward it
 is a part now."""
 
+# Key of `node.meta` of a node that stands for a mode: the path of the module whose mode it is.
 MODE = "mode"
-"""Key of `node.meta` of a node that stands for a mode: the path of the module whose mode it is."""
 
+# The leaf that is the whole model.
 WHOLE = "."
-"""The leaf that is the whole model."""
 
+# The advice that helps where a forward cannot be followed.
 AS_LEAF = f"write leaves: ['{WHOLE}'], which makes one node of the whole model"
-"""The advice that helps where a forward cannot be followed."""
 
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 

@@ -21,8 +21,8 @@ from mlotool.sweep.folder import JobOutcome, JobSpec, note_failure, read_outcome
 from mlotool.sweep.points import AbstractPoints, Group, Point
 from mlotool.sweep.study_options import import_extra
 
+# What `python -m` runs in a process of jobs.
 MODULE = "mlotool.cli.sweep_job"
-"""What `python -m` runs in a process of jobs."""
 STOP = b"s"
 
 
@@ -98,8 +98,8 @@ class Handle(NamedTuple):
     ending: Callable[[], Ending]
 
 
+# Starts a process for the jobs of some folders, each with its job.json; it has the worker's variables, too.
 Launcher = Callable[[Sequence[Path], Mapping[str, str]], Handle]
-"""Starts a process for the jobs of some folders, each with its job.json; it has the worker's variables, too."""
 
 
 def _local(folders: Sequence[Path], environment: Mapping[str, str]) -> Handle:

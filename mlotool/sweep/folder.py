@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
+# Characters of an error that are shown.
 MAX_ERROR = 5_000
-"""Characters of an error that are shown."""
 
 
 def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[SweepFolder, bool]:

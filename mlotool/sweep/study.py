@@ -173,11 +173,11 @@ def _distribution(dimension: Dimension) -> Any:
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
 
 
+# The values of a trial by their names.
 Values = frozenset[tuple[str, Any]]
-"""The values of a trial by their names."""
 
+# A sampler that has drawn so many known points in a row is taken to have no others.
 MOST_IN_A_ROW = 100
-"""A sampler that has drawn so many known points in a row is taken to have no others."""
 
 _SAME, _NO_VALUE = "same_as_trial", "has_no_value"
 

@@ -24,10 +24,10 @@ from mlotool.layerparallel.partition.chain import MEASURED, balanced_cut, bound,
 from mlotool.layerparallel.partition.trace import Inputs, has_layers
 from mlotool.problem.parallel import AbstractParallel
 
+# Violation, relative to the states or absolute, at which a run ends.
 DIVERGED = 1e3
-"""Violation, relative to the states or absolute, at which a run ends."""
+# The same, relative, at which it warns.
 PARTED = 10.0
-"""The same, relative, at which it warns."""
 
 
 class _LastStageElsewhere(BaseException):

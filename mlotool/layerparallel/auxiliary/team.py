@@ -127,20 +127,20 @@ stages of equal length (equation 27 of Sun et al. 2021).
 
 T = TypeVar("T")
 
+# The norm of a state that has died; what is relative to it then says so by its size.
 TINY = 1e-12
-"""The norm of a state that has died; what is relative to it then says so by its size."""
 
+# Steps between two looks at the curvature.
 EVERY = 20
-"""Steps between two looks at the curvature."""
 
+# Of the power method in a look; each is a pass of the stage, forward and backward.
 NUM_ITERATIONS = 3
-"""Of the power method in a look; each is a pass of the stage, forward and backward."""
 
+# From one look to the next, of what has been seen: a steep batch keeps the rate small for a while.
 DECAY = 0.9
-"""From one look to the next, of what has been seen: a steep batch keeps the rate small for a while."""
 
+# Of the finite differences, relative to the norm of a sample's variables.
 RADIUS = 1e-2
-"""Of the finite differences, relative to the norm of a sample's variables."""
 
 
 class Worker:

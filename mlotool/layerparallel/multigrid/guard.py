@@ -12,17 +12,17 @@ from torch import Tensor
 
 from mlotool.layerparallel.multigrid.solver import Method
 
+# The Euclidean norm () over all ranks that share the layers, from that of one's own entries.
 Norm = Callable[[Tensor], Tensor]
-"""The Euclidean norm () over all ranks that share the layers, from that of one's own entries."""
 
+# Factors that are considered.
 COARSENINGS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Factors that are considered."""
 
+# The second comparison follows after such a part of the usual number of steps.
 SOONER = 10
-"""The second comparison follows after such a part of the usual number of steps."""
 
+# Cheaper plans that are tried at a later comparison.
 TRIES = 3
-"""Cheaper plans that are tried at a later comparison."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Plan:
     cost: int = 0
 
 
+# Solves the batch at hand by another plan; None is a serial pass.
 Measure = Callable[[Plan | None], Solved]
-"""Solves the batch at hand by another plan; None is a serial pass."""
 
 
 class AbstractGuard(ABC):

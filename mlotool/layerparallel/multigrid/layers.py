@@ -15,11 +15,11 @@ from mlotool.core.messages import kind_of
 from mlotool.core.private import tree_flatten, tree_leaves, tree_unflatten
 from mlotool.core.random_stream import outside_torch
 
+# `step(u, n, h)`: the state (b, ...) after layer n of the finest grid, with step h.
 Step = Callable[[Tensor, int, float], Tensor]
-"""`step(u, n, h)`: the state (b, ...) after layer n of the finest grid, with step h."""
 
+# `evaluate(values, layers, h)`: the states (k, b, ...) after k layers of the finest grid, each of its own state.
 Evaluate = Callable[[Tensor, range, float], Tensor]
-"""`evaluate(values, layers, h)`: the states (k, b, ...) after k layers of the finest grid, each of its own state."""
 
 
 class BatchedStep:

@@ -36,11 +36,11 @@ from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method, P
 
 T = TypeVar("T")
 
+# With respect to u0 and to each parameter.
 Gradient = list[Tensor | None]
-"""With respect to u0 and to each parameter."""
 
+# Training steps from one comparison of `cycles: auto` to the next.
 CHOICE_EVERY = 100
-"""Training steps from one comparison of `cycles: auto` to the next."""
 
 
 @checked

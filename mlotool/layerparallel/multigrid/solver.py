@@ -110,9 +110,9 @@ def make_grids(num_layers: int, coarsening: int | Sequence[int], levels: int | N
     return (*grids, Grid(count, stride, None))
 
 
+# `advance(grid, values, points)`: what follows the values (k, b, ...) at these k points of a grid, source aside; of a
+# mirrored recursion the values are in the opposite order of the points.
 Advance = Callable[[Grid, Tensor, range], Tensor]
-"""`advance(grid, values, points)`: what follows the values (k, b, ...) at these k points of a grid, source aside; of a
-mirrored recursion the values are in the opposite order of the points."""
 
 
 Relaxation = Literal["F", "FCF"]

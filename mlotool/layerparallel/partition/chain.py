@@ -23,19 +23,19 @@ from mlotool.core.private import TorchDispatchMode, packet_of, schema_of, tree_l
 from mlotool.layerparallel.partition import trace
 from mlotool.layerparallel.partition.trace import LAYERS, Inputs, Stage, undisturbed
 
+# Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations.
 Cut = Sequence[str] | Literal["measured"] | None
-"""Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
 
 MEASURED = "measured"
 
+# Floating-point operations in the time in which one number is read or written, fitted to the layers of a ResNet-18 and
+# of a transformer on a CPU (float32, one thread: 13); it weighs norms, activations and embeddings against products.
 ELEMENT_COST = 16
-"""Floating-point operations in the time in which one number is read or written, fitted to the layers of a ResNet-18 and
-of a transformer on a CPU (float32, one thread: 13); it weighs norms, activations and embeddings against products."""
 
 NUM_TIMINGS = 3
 
+# `measure(run, device)`: what it costs to call `run`.
 Measure = Callable[[Callable[[], Any], torch.device], float]
-"""`measure(run, device)`: what it costs to call `run`."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -373,11 +373,11 @@ def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> l
     return [names[-cut - 1] for cut in best(len(costs), num_stages)[2]]
 
 
+# Times that heavy blocks are looked into, one within the other.
 DEPTH = 6
-"""Times that heavy blocks are looked into, one within the other."""
 
+# Of the longest stage over the mean; above it the run warns.
 LARGEST_IMBALANCE = 1.3
-"""Of the longest stage over the mean; above it the run warns."""
 
 _log = logging.getLogger("mlotool")
 

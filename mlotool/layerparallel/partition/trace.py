@@ -25,8 +25,8 @@ from mlotool.core.private import BatchNorm as _BatchNorm
 from mlotool.core.private import device_mode as _device
 from mlotool.core.private import tree_leaves, tree_map_only
 
+# What a module is called with, in the order of its forward's arguments.
 Inputs = tuple[Any, ...]
-"""What a module is called with, in the order of its forward's arguments."""
 
 
 class Stage:
@@ -155,8 +155,8 @@ def tensors_of(module: nn.Module, nodes: Iterable[fx.Node]) -> set[int]:
     return set(map(id, tensors))
 
 
+# Records an operation: kind, target, arguments by position, arguments by name.
 Create = Callable[..., fx.Node]
-"""Records an operation: kind, target, arguments by position, arguments by name."""
 
 
 def told_by_inputs(node: fx.Node, values: Mapping[fx.Node, Any], create: Create, key: str, place: str) -> fx.Node:
@@ -229,8 +229,8 @@ def _check_same(answer: Any, expected: Any, key: str, place: str) -> None:
         raise RunError(f"{fault} and is {expected} by its inputs, as the stages go. Ask the module's input for it.")
 
 
+# Operations that `told_by_inputs` adds.
 TOLD = (_constant, _check_same)
-"""Operations that `told_by_inputs` adds."""
 
 
 _MADE_BY_SIZES = ("ones", "zeros", "empty", "rand", "randn")
@@ -272,8 +272,8 @@ def casts() -> list[object]:
     return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
 
 
+# The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it.
 LAYERS = "layers"
-"""The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
 # Files and folders of code that stands between a forward and its operations, the last one with a default device.
 _BETWEEN = (__file__, *fx.__path__, _device.__file__)

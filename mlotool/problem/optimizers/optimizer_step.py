@@ -28,8 +28,8 @@ from mlotool.problem.trajectory import copied
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
+# Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters.
 Evaluate = Callable[[], tuple[Tensor, Gradient]]
-"""Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
 
 _SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...)."
 
@@ -75,8 +75,8 @@ class KernelGroup:
         return self.rule, like.dtype, like.device, *self.vectors, *values
 
 
+# A group of an optimizer, and the gradients of its parameters.
 KernelStep = tuple[KernelGroup, list[Tensor]]
-"""A group of an optimizer, and the gradients of its parameters."""
 
 
 def take_steps(steps: Sequence[KernelStep]) -> None:
@@ -215,8 +215,8 @@ def aligned(value: Tensor, like: Tensor) -> Tensor:
     return value if value.is_sparse or value.stride() == like.stride() else torch.empty_like(like).copy_(value)
 
 
+# Of the factors: a gradient that is not finite with this one is no overflow of fp16.
 SMALLEST = 2.0**-24
-"""Of the factors: a gradient that is not finite with this one is no overflow of fp16."""
 
 
 class LossScale:

@@ -14,8 +14,8 @@ from mlotool.problem.optimizers.adam import ADAM_RULE
 from mlotool.problem.optimizers.rule import OptimizerRule
 from mlotool.problem.optimizers.sgd import SGD_RULE
 
+# By exact class: a subclass may step otherwise.
 RULES: dict[type[Any], OptimizerRule] = {SGD: SGD_RULE, Adam: ADAM_RULE, AdamW: ADAM_RULE}
-"""By exact class: a subclass may step otherwise."""
 
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 _STEPS: dict[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in RULES}

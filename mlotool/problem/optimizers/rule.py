@@ -13,30 +13,30 @@ from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
 
+# One tensor a parameter: a point or a direction in a problem's parameter space.
 Vector = Sequence[Tensor]
-"""One tensor a parameter: a point or a direction in a problem's parameter space."""
 
+# One parameter's optimizer state, by torch's names; empty before its first step.
 State = Mapping[str, Tensor]
-"""One parameter's optimizer state, by torch's names; empty before its first step."""
 
+# One parameter's hyperparameters, by torch's names; a value may be a tensor that broadcasts to the parameter.
 Hyperparameters = Mapping[str, Any]
-"""One parameter's hyperparameters, by torch's names; a value may be a tensor that broadcasts to the parameter."""
 
+# `(theta, gradient, state, hyperparameters) -> (theta, state)`: a step of one parameter; nothing is changed.
 Update = Callable[[Tensor, Tensor, State, Hyperparameters], tuple[Tensor, State]]
-"""`(theta, gradient, state, hyperparameters) -> (theta, state)`: a step of one parameter; nothing is changed."""
 
+# One tensor a parameter; None of one that is left alone.
 Gradient = Sequence[Tensor | None]
-"""One tensor a parameter; None of one that is left alone."""
 
 States = Sequence[State]
+# One mapping a parameter.
 Rates = Sequence[Hyperparameters]
-"""One mapping a parameter."""
 
+# Parameters and states after a step.
 Stepped = tuple[list[Tensor], list[State]]
-"""Parameters and states after a step."""
 
+# The entry of an optimizer's state that counts its steps; nothing is differentiated with respect to it.
 COUNTER = "step"
-"""The entry of an optimizer's state that counts its steps; nothing is differentiated with respect to it."""
 
 
 @dataclass
@@ -172,12 +172,12 @@ def add_present(a: list[Tensor], b: Sequence[Tensor | None]) -> list[Tensor]:
     return [x if y is None else x + y for x, y in zip(a, b, strict=True)]
 
 
+# Adam's derivative holds 16 tensors beside each parameter, so it takes a sixteenth of a large model at once: then they
+# take the memory of one more vector. What is smaller than the first number is taken whole, since each call has a cost.
 SMALLEST_CHUNK, MOST_CHUNKS = 2**16, 16
-"""Adam's derivative holds 16 tensors beside each parameter, so it takes a sixteenth of a large model at once: then they
-take the memory of one more vector. What is smaller than the first number is taken whole, since each call has a cost."""
 
+# `gradient -> (gradient within its norm, norm)`.
 Clip = Callable[[Gradient], tuple[Gradient, Tensor | None]]
-"""`gradient -> (gradient within its norm, norm)`."""
 
 
 @dataclass(frozen=True)

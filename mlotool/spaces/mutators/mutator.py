@@ -45,8 +45,8 @@ class AbstractMutator(ABC):
         """Change the graph."""
 
 
+# By name, what makes a module; None is nothing, or what stands there.
 Candidates = Mapping[Any, Build | None]
-"""By name, what makes a module; None is nothing, or what stands there."""
 
 
 def chosen(graph: ModelGraph, name: str, candidates: Candidates) -> Iterator[Build]:
@@ -57,8 +57,8 @@ def chosen(graph: ModelGraph, name: str, candidates: Candidates) -> Iterator[Bui
             yield build
 
 
+# `concat` is along the first size behind the batch: channels of images, features of vectors.
 Join = Literal["sum", "mean", "concat"]
-"""`concat` is along the first size behind the batch: channels of images, features of vectors."""
 
 
 def joined(graph: ModelGraph, name: str, nodes: Sequence[fx.Node], join: Join) -> fx.Node:

@@ -27,11 +27,11 @@ from mlotool.spaces.places import Place, Places, Target
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.tracing import BLOCKS, ID, OWNER, node_id, nodes_in
 
+# Decisions that have to be made so: all of them.
 Condition = tuple[tuple[str, Value], ...]
-"""Decisions that have to be made so: all of them."""
 
+# One model of a space: a candidate for each decision that it asks for, by name.
 Path = Mapping[str, Value]
-"""One model of a space: a candidate for each decision that it asks for, by name."""
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ class Mixture(NamedTuple):
     taken: Value | None = None
 
 
+# By decision, the candidate that is computed, or several.
 Choices = Mapping[str, Value | Mixture]
-"""By decision, the candidate that is computed, or several."""
 
 
 @dataclass(frozen=True)
@@ -524,8 +524,8 @@ def _refusal(name: str) -> ConfigError:
     return ConfigError(f"{fault}. Name places by their paths, or put this mutator before the one that decides on it.")
 
 
+# Stands between the path of what is replaced and the candidate, in the path of a new module.
 MARK = "@"
-"""Stands between the path of what is replaced and the candidate, in the path of a new module."""
 
 
 class SharedModules(NewModules):
@@ -560,11 +560,11 @@ class SharedModules(NewModules):
         return next(name for name in chain(names, (f"{names[-1]},{i}" for i in count(2))) if not self.has(name))
 
 
+# What `node.meta` of a new node holds: the decisions with which it was made.
 CONDITION = "condition"
-"""What `node.meta` of a new node holds: the decisions with which it was made."""
 
+# By node, what it is called with.
 Edges = dict[fx.Node, tuple[Any, Any]]
-"""By node, what it is called with."""
 
 
 class SharedGraph(ModelGraph):

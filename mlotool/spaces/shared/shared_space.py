@@ -18,11 +18,11 @@ from mlotool.spaces.shared import shared_graph
 from mlotool.spaces.shared.shared_graph import AbstractPaths, Mixture, Path, SharedDecision, path_of
 from mlotool.spaces.space import Space
 
+# Of a space whose paths have statistics of their own, at most.
 MAX_PATHS = 256
-"""Of a space whose paths have statistics of their own, at most."""
 
+# Begins the name of a buffer that has a row for each path.
 MARK = "path_"
-"""Begins the name of a buffer that has a row for each path."""
 
 NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -115,11 +115,9 @@ def paths_of(decisions: Sequence[SharedDecision]) -> list[dict[str, Value]]:
     return paths
 
 
+# The buffer of a space that counts what training steps compute.
+# It moves in live training steps alone: all other evaluations of a program have copies of the buffers.
 COUNTS = "counts"
-"""The buffer of a space that counts what training steps compute.
-
-It moves in live training steps alone: all other evaluations of a program have copies of the buffers.
-"""
 
 PATH = "path"
 
@@ -312,8 +310,8 @@ class SharedSpace(Space, is_shared=True):
         return choices
 
 
+# Candidates and their probabilities by decision in, the candidate of each decision out.
 Rule = Callable[[Mapping[str, Sequence[Value]], Mapping[str, Tensor]], Mapping[str, Value]]
-"""Candidates and their probabilities by decision in, the candidate of each decision out."""
 
 
 class AbstractArchitecture(nn.Module):

@@ -12,10 +12,10 @@ from mlotool.core.settings import Count, NonNegative, Positive, Seed, checked
 from mlotool.sweep.samplers import base
 from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome
 
+# A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly.
 Cell = tuple[str, Any]
-"""A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly."""
+# Of a parameter's cells; those that are not there are zero.
 Logits = Mapping[str, Mapping[Cell, float]]
-"""Of a parameter's cells; those that are not there are zero."""
 
 
 @checked
