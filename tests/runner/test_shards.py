@@ -366,10 +366,7 @@ def sharded(name: str, hypergradient: Any) -> Program:
 def test_parameters_without_rows_are_refused() -> None:
     ordered = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
     single = nn.ParameterDict({"rate": nn.Parameter(torch.ones(()))})
-    for module, words in (
-        (ordered, "rows in the usual order, .* unlike those of 'weight'"),
-        (single, "'rate'"),
-    ):
+    for module, words in ((ordered, "rows in the usual order, .* unlike those of 'weight'"), (single, "'rate'")):
         with pytest.raises(ConfigError, match=rf"^problems\.x\.shard: .* {words}"):
             check_rows("problems.x.shard", "true", module.named_parameters())
 

@@ -281,10 +281,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Stack(unlike_arguments),
         r"block 1 \(Residual\) called with other arguments beside the state",
     ),
-    "cast": (
-        lambda: Stack(partly_cast),
-        r"block 1 \(Residual\) called with gradients or autocast switched otherwise",
-    ),
+    "cast": (lambda: Stack(partly_cast), r"block 1 \(Residual\) called with gradients or autocast switched otherwise"),
     "hooks": (lambda: Stack(chained, hooked()), r"blocks with hooks: found \[7\]; expected no hooks"),
     "an attribute": (lambda: Stack(modulated, eight(Scaled)), READS),
     "a side": (lambda: Stack(chained, eight(Sided)), "layer 0 leaves a tensor with a gradient in its attribute 'side'"),

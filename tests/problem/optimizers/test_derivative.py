@@ -93,8 +93,7 @@ def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [0, 1, 7])
 @pytest.mark.parametrize(
-    ("rule", "settings"),
-    [(SGD_RULE, each) for each in SGD_SETTINGS] + [(ADAM_RULE, each) for each in ADAM_SETTINGS],
+    ("rule", "settings"), [(SGD_RULE, each) for each in SGD_SETTINGS] + [(ADAM_RULE, each) for each in ADAM_SETTINGS]
 )
 def test_every_setting(
     monkeypatch: pytest.MonkeyPatch, rule: OptimizerRule, settings: dict[str, Any], number: int
@@ -159,8 +158,7 @@ def test_clipping_unused_parameters_and_groups(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "settings"),
-    [(SGD_RULE, SGD_SETTINGS[-1]), (ADAM_RULE, ADAM_SETTINGS[0]), (ADAM_RULE, ADAM_SETTINGS[-1])],
+    ("rule", "settings"), [(SGD_RULE, SGD_SETTINGS[-1]), (ADAM_RULE, ADAM_SETTINGS[0]), (ADAM_RULE, ADAM_SETTINGS[-1])]
 )
 def test_a_hyperparameter_that_is_a_tensor(rule: OptimizerRule, settings: dict[str, Any]) -> None:
     settings = settings | {"lr": torch.tensor(0.2).double()}

@@ -105,13 +105,7 @@ def test_a_bag_of_words_and_several_batches_a_step() -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        Implicit(Exact(damping=1.0)),
-        Implicit(Identity(0.1), "finite_difference"),
-        Unrolled(),
-        Penalty(0.1),
-        SABA(0.1),
-    ],
+    [Implicit(Exact(damping=1.0)), Implicit(Identity(0.1), "finite_difference"), Unrolled(), Penalty(0.1), SABA(0.1)],
     ids=repr,
 )
 def test_hypergradients_are_those_of_dense_embeddings(algorithm: Any) -> None:
