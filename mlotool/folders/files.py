@@ -117,6 +117,39 @@ def remove_temporary(folder: Path, name: str = "*", older_than_s: float = 0.0) -
                 path.unlink()
 
 
+@contextmanager
+def lock(path: Path, patience_s: float = 0.0) -> Iterator[bool]:
+    """Hold a file or folder (flock), and yield whether it could be had; the system gives it back at the process's end.
+
+    Args:
+        path: of it, which is there.
+        patience_s: how long to wait for it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    give_up_at = time.monotonic() + patience_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= give_up_at:
+                    yield False
+                    return
+                time.sleep(0.1)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            yield True
+            return
+    finally:
+        os.close(descriptor)
+
+
 def is_held(path: Path) -> bool:
     """Say whether a process holds an exclusive lock (flock) on a regular file or folder; false where that is not known.
 

@@ -1,13 +1,11 @@
 """The folder of a run: what it holds is named, written and read here alone."""
 
 import json
-import os
 import re
 import shutil
-import time
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -18,7 +16,7 @@ import yaml
 from mlotool.core.errors import ConfigError, MlotoolError, RunFileError
 from mlotool.folders import safe_files
 from mlotool.folders.documents import Document, parse_document
-from mlotool.folders.files import is_held, replacing, write_text, writing
+from mlotool.folders.files import is_held, lock, replacing, write_text, writing
 from mlotool.folders.metrics_file import HEADER, MetricsFile, read_points
 
 if TYPE_CHECKING:
@@ -169,36 +167,9 @@ class RunFolder(Folder):
             with writing(folder):
                 folder.mkdir(exist_ok=True)
 
-    @contextmanager
-    def lock(self, patience_s: float = 0.0) -> Iterator[bool]:
-        """Hold the folder, and yield whether it could be had; the system gives it back however the process ends.
-
-        Args:
-            patience_s: how long to wait for it.
-        """
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield True
-            return
-        descriptor = os.open(self.path, os.O_RDONLY)
-        give_up_at = time.monotonic() + patience_s
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() >= give_up_at:
-                        yield False
-                        return
-                    time.sleep(0.1)
-                    continue
-                except OSError:  # a file system without locks
-                    pass
-                yield True
-                return
-        finally:
-            os.close(descriptor)
+    def lock(self, patience_s: float = 0.0) -> AbstractContextManager[bool]:
+        """Hold the folder, as `files.lock` does."""
+        return lock(self.path, patience_s)
 
     @property
     def is_locked(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders import safe_files
-from mlotool.folders.files import is_held, writing
+from mlotool.folders.files import is_held, lock, writing
 from mlotool.folders.run_folder import Folder, RunFolder
 
 # Of processes with several jobs that are looked at.
@@ -83,20 +83,15 @@ class SweepFolder(Folder):
         Raises:
             ConfigError: another process holds it.
         """
-        # Not on Windows.
-        import fcntl
-
         # What the jobs write stays in the folder, which may be a stranger's that is gone on with.
         safe_files.check_tree(self.path)
         with writing(self.path / self.LOCK):
-            lock = (self.path / self.LOCK).open("w")
-        with lock as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            (self.path / self.LOCK).touch()
+        with lock(self.path / self.LOCK) as is_free:
+            if not is_free:
                 raise ConfigError(
                     f"resume: found {self.path}, whose sweep is still running. Wait for it, or end that process."
-                ) from None
+                )
             yield
 
     def identity(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Status(Enum):
 class SolveResult(NamedTuple):
     """The best vector found, with how it was found.
 
-    Args:
+    Attributes:
         solution: approximates `H^-1 v`, one tensor a parameter.
         status: how the solve ended, the worst over tasks; a failure is never a silent NaN.
         num_products: Hessian-vector products used.
