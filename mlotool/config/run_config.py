@@ -175,7 +175,8 @@ def _lists(node: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
 # What a resumed run may change: how long it goes on, what is kept and shown. None of it changes a tick.
 MAY_DIFFER = (
     *("resume", "decisions_from", "runner.max_ticks", "runner.checkpoint_seconds", "runner.keep_checkpoints"),
-    *("runner.progress_bar", "runner.report", "logger.*", "debug.limit_ticks", "problems.*.stream.num_workers"),
+    *("runner.progress_bar", "runner.report", "runner.trainer.*", "logger.*", "debug.limit_ticks"),
+    "problems.*.stream.num_workers",
 )
 
 

@@ -41,7 +41,7 @@ _REFERENCE = re.compile(
     r"(?P<default>, ?[\w.+\-]+)?\}",
     re.ASCII,
 )
-_OUTSIDE = re.compile(r"[/\\~]|[A-Za-z][A-Za-z0-9+.\-]*:\S")
+_OUTSIDE = re.compile(r"[/\\~]|[A-Za-z][A-Za-z0-9+.\-]*:[/\\~]")
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*", re.ASCII)
 _ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")

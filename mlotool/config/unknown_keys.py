@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
 from types import NoneType
-from typing import Any
+from typing import Any, get_origin
 
 from mlotool.config.schema import (
     GROUPS,
@@ -73,8 +73,11 @@ def value_faults(values: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
         plain = [member for member in members(annotation) if node_kind(member) is None]
         if annotation is None and path not in ("hydra", "defaults"):
             yield place, unknown_key(path)
-        elif annotation is None or is_later or plain in ([], [NoneType]) or is_node(value):
+        elif annotation is None or is_later or plain in ([], [NoneType]):
             continue
+        elif is_node(value):
+            if any(get_origin(member) is list for member in plain):
+                yield place, f"{path}: found a node; expected a list. Put brackets around it: [{{_target_: ..}}]."
         elif dataclass_at(path) is not None and not (value is None and NoneType in plain):
             found = "null" if value is None else repr(value)
             yield place, f"{path}: found {found}; expected {describe_type(path)}. Correct it."

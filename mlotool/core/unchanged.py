@@ -106,8 +106,11 @@ class Tolerance(NamedTuple):
         is_finite = a.isfinite()
         if not is_rounded(a) or not torch.equal(is_finite, b.isfinite()):
             return is_same(a, b)
-        x, y = (tensor.where(is_finite, 0.0) for tensor in (a, b))
-        return float((x - y).norm()) <= self.of(a.dtype) * max(float(x.norm()), float(y.norm()), floor)
+        # In another type the norm of large numbers overflows.
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        x, y = (tensor.where(is_finite, 0.0).to(wide) for tensor in (a, b))
+        apart, size = float((x - y).norm()), max(float(x.norm()), float(y.norm()), floor)
+        return apart <= self.of(a.dtype) * size and is_same(a.where(~is_finite, 0.0), b.where(~is_finite, 0.0))
 
 
 # All bounds of comparisons that ask whether two results are the same. A number by which an algorithm ends, or takes

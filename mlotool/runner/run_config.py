@@ -582,6 +582,7 @@ def _note_failure(folder: RunFolder, error: str) -> None:
     """Write the cause of a failure, where the run has written a consequence, or nothing."""
     if not folder.summary():
         finish_provenance(folder)
+        folder.write_summary({"num_ticks": 0, "training_s": 0.0})
     folder.write_failure(error)
 
 

@@ -21,6 +21,7 @@ OVERRIDES = {
 RECIPES = {
     "trianer: {a: 1}": ["mine.yaml, line 3: trianer", "Did you mean 'runner'?"],
     "name: x\nproblems:\n  classifier: {unrol_steps: 2}": ["mine.yaml, line 5: problems.classifier.unrol_steps"],
+    "runner: {callbacks: {_target_: x}}": ["mine.yaml, line 3: runner.callbacks: found a node; expected a list"],
     "defaults: [mwm, _self_]": ["mine.yaml, line 3: In 'recipe/mine': Could", "recipe/mwm", "Did you mean 'mwn'?"],
     "defaults:\n- mwn\n- override /data: digit": ["mine.yaml, line 5: In", "data/digit", "Did you mean 'digits'?"],
     "defaults:\n- mwn\n- override /data: [digits, x]": ["mine.yaml, line 5: In 'config': Could not load 'data/x'"],

@@ -105,6 +105,6 @@ defaults:
 hydra: {sweeper: {params: {seed: "0,1", model@problems.classifier.module: "mlp,linear", +recipe: "a,b"}}}
 problems: {classifier: {optimizer: {lr: 0.5, momentum: "${oc.select:evaluate.nothing,0.5}"}}}
 data: {download: false}
-logger: {loggers: [{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]}
+logger: {project: "team:x", loggers: [{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]}
 """
     check_recipe_file(write_recipe(body))

@@ -172,6 +172,9 @@ def test_a_terminal_shows_each_problem_and_a_log_file_a_line_an_evaluation() -> 
     assert shown().startswith("tick 50/100  val/accuracy 0.5")
 
 
+ENDS = ("start", "epoch_end", "end")
+
+
 class Seen(Callback):
     """Counts the ticks at which its hooks are called."""
 
@@ -191,6 +194,9 @@ class Seen(Callback):
         self._note("validation_start", module)
 
     def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        self._note("validation_epoch_end", module)
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
         self._note("validation_end", module)
         self.metrics.append(float(trainer.callback_metrics["val/accuracy"]))
 
@@ -211,7 +217,7 @@ def test_a_callback_sees_chunks_evaluations_checkpoints_and_the_program_and_is_r
     result = tiny_run({"runner.max_ticks": 30}, callbacks=[resumed, kept], resume="auto")
     assert {Path(path).parent for path in kept.best_k_models} == {result.output_dir / "checkpoints/callbacks"}
     assert len(kept.best_k_models) == 3
-    chunks = [("batch", 8), ("batch", 10), ("validation_start", 10), ("validation_end", 10)]
+    chunks = [("batch", 8), *((hook, 10) for hook in ("batch", *(f"validation_{x}" for x in ENDS)))]
     for seen, begins in ((first.seen, (0, 10)), (resumed.seen, (20,))):
         expected = [(hook, begin + tick) for begin in begins for hook, tick in chunks]
         assert [one for one in seen if one[0] != "save"] == expected
