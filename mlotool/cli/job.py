@@ -16,6 +16,7 @@ from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
 from mlotool.config.composition import finish, later_words
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
+from mlotool.folders.run_folder import RunFolder
 from mlotool.sweep.folder import note_failure
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def show_result(config: Any, result: "RunResult") -> None:
     splits = () if config.evaluate is None else config.evaluate.splits
     metrics = [(key, value) for key, value in sorted(result.metrics.items()) if key.split("/")[0] in splits]
     rows |= {key: f"{value:.4g}" for key, value in metrics[:MAX_METRICS]}
-    report = result.output_dir / "report.html"
+    report = result.output_dir / RunFolder.PAGE
     written = report if report.is_file() else None
     for name, path in (("run folder", result.output_dir), ("checkpoint", result.checkpoint), ("report", written)):
         if path is not None:

@@ -18,8 +18,7 @@ SPECIAL = ("_target_", "_args_")
 GROUPS_KEY = "groups"
 _GROUP = "{match: classifier.*, lr: 0.01}"
 
-# Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
-_FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
+# Settings of an optimizer that ask for another kernel than the fused one.
 _OTHER_KERNELS = ("foreach", "differentiable", "capturable")
 
 
@@ -111,7 +110,10 @@ def _plain(value: Any) -> Any:
 
 def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
     """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
-    is_free = node["_target_"] in _FUSED and not any(node.get(name) for name in _OTHER_KERNELS)
+    from mlotool.problem.optimizers.registry import RULES
+
+    fused = [f"torch.optim.{kind.__name__}" for kind, rule in RULES.items() if rule.kernels]
+    is_free = node["_target_"] in fused and not any(node.get(name) for name in _OTHER_KERNELS)
     return is_free and all(tensor.is_floating_point() and tensor.device.type in ("cpu", "cuda") for tensor in params)
 
 

@@ -140,8 +140,9 @@ def unknown_recipe(name: str) -> ConfigError:
 def what_to_do_with_a_run(folder: Path | str) -> str:
     """Return the commands that take a run's folder, for who has given it as a recipe."""
     place = Path(nearby(str(folder)))
+    recipe, overrides = place / RunFolder.RECIPE, place / RunFolder.OVERRIDES
     return (
-        f"Run the same again: mlotool run {place / 'recipe.yaml'}, with the overrides in {place / 'overrides.txt'}. Go "
+        f"Run the same again: mlotool run {recipe}, with the overrides in {overrides}. Go "
         f"on with the run: the same with resume={place}. Evaluate it: mlotool evaluate {place} --split test."
     )
 

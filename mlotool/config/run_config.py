@@ -287,7 +287,7 @@ def _of_analyses(folder: Path, config: Mapping[str, Any]) -> Decisions | None:
     """Return what the one analysis has found that says so; None where none does."""
     analyses = config.get("analyses")
     names = [str(name) for name in analyses if is_plain_name(name)] if isinstance(analyses, Mapping) else []
-    places = [Path("artifacts") / f"{name}_decisions.txt" for name in names]
+    places = [Path(RunFolder.ARTIFACTS) / f"{name}_decisions.txt" for name in names]
     texts = {place: text for place in places if (text := RunFolder(folder).text(place)) is not None}
     if len(texts) > 1:
         listed = ", ".join(map(str, texts))

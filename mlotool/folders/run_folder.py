@@ -94,6 +94,8 @@ class RunFolder(Folder):
     # The models that were chosen from spaces, and how often each candidate of a shared space was trained.
     NODES, PATHS = "nodes.json", "paths.json"
     ARTIFACTS, CHECKPOINTS = "artifacts", "checkpoints"
+    # The newest checkpoint; and the folder for those of callbacks, which nobody resumes from.
+    LAST, OF_CALLBACKS = "last.ckpt", "checkpoints/callbacks"
     # Of the job of a sweep: what its process is to run, and what it prints.
     JOB, LOG = "job.json", "log.txt"
     PAGE, FIGURES = "report.html", "report"

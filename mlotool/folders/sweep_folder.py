@@ -26,7 +26,7 @@ class SweepFolder(Folder):
     IDENTITY, PLAN, GROUPS = "sweep.json", "plan.json", "groups.json"
     # Optuna's trials; and what the process that runs the jobs holds.
     STUDY, LOCK = "study.db", ".lock"
-    TABLE, SETTINGS, PAGE = "sweep.csv", "settings.csv", "sweep.html"
+    TABLE, SETTINGS, PAGE, FIGURES = "sweep.csv", "settings.csv", "sweep.html", "report"
     # The folder of what processes with several jobs leave.
     TOGETHER = "fusion"
 

@@ -172,7 +172,8 @@ _KNOWN = "one whose derivative is known (ConjugateGradient, NormalEquationConjug
 _REAL = "real parameters, such as torch.view_as_real(z)"
 _OTHER_STEPS = "{algorithm} needs the gradients of '{name}', and layer-parallel steps follow others"
 _ONE_PROCESS = "its gradient passes through the solution of '{read}' on one process alone"
-_PURE = "SGD, Adam or AdamW of torch.optim, or an implicit hypergradient"
+_KNOWN_OPTIMIZERS = ", ".join(kind.__name__ for kind in RULES)
+_PURE = f"one of torch.optim's {_KNOWN_OPTIMIZERS}, or an implicit hypergradient"
 
 REFUSED: tuple[Row, ...] = (
     Row("tasks", "compile", "tasks run through torch.vmap", "compile", "false"),
@@ -234,7 +235,7 @@ LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("several ranks", (TRACE, FUSE), "its gradient is a mean over ranks"),
     ("parallel", (TRACE, FUSE), "its training is layer-parallel"),
     ("precision: fp16", (TRACE, FUSE), "in fp16 a step decides by its gradient whether it is taken"),
-    ("another optimizer", (TRACE,), "its optimizer is none of SGD, Adam and AdamW"),
+    ("another optimizer", (TRACE,), f"its optimizer is none of {_KNOWN_OPTIMIZERS}"),
     ("line search", (FUSE,), "its optimizer evaluates the loss itself"),
     ("optimizer_roles", (TRACE,), "another problem gives hyperparameters of its optimizer"),
     ("reset_to", (TRACE,), "each of its unrolls begins anew (reset_to)"),

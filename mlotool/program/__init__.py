@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView
+    from mlotool.problem.interface import AbstractHypergradient, AbstractStepwise, LowerProblem, LowerView
     from mlotool.problem.problem import Problem
     from mlotool.problem.settings import ProblemNode
     from mlotool.problem.stream import SameBatch, Stream
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule
 
-__all__ = ["AbstractHypergradient", "Graph", "LowerProblem", "LowerView", "Problem", "ProblemNode", "Program"]
-__all__ += ["SameBatch", "Schedule", "StepResult", "Stream"]
+__all__ = ["AbstractHypergradient", "AbstractStepwise", "Graph", "LowerProblem", "LowerView", "Problem", "ProblemNode"]
+__all__ += ["Program", "SameBatch", "Schedule", "StepResult", "Stream"]
 
 _HOMES = {
-    "problem.interface": ("AbstractHypergradient", "LowerProblem", "LowerView"),
+    "problem.interface": ("AbstractHypergradient", "AbstractStepwise", "LowerProblem", "LowerView"),
     "problem.stream": ("SameBatch", "Stream"),
     "problem.settings": ("ProblemNode",),
     "problem.problem": ("Problem",),

@@ -299,6 +299,9 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
+    is_right = algorithm.sees_steps == isinstance(algorithm, AbstractStepwise)
+    base = "a subclass of mlotool.program.AbstractStepwise, as it sees the steps of an optimizer"
+    require(is_right, f"problems.{problem.name}.hypergradient", algorithm, base, "Derive it from that.")
     if isinstance(algorithm, AbstractStepwise):
         find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None

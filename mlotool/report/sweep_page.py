@@ -220,7 +220,7 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
     """
     sweep_dir = Path(sweep_dir)
     comparison = comparison or compare(sweep_dir)
-    book = Sketchbook(sweep_dir / "report")
+    book = Sketchbook(sweep_dir / SweepFolder.FIGURES)
     with report_style():
         parallel, cards = sweep_cards(book, comparison)
     rows, chosen = comparison.rows, comparison.best or comparison.only

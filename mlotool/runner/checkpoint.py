@@ -33,7 +33,7 @@ from mlotool.program import Program
 # Our part of a Lightning checkpoint.
 STATE_KEY = "mlotool"
 
-LAST, MAX_FILE_BYTES = "last.ckpt", 1 << 42
+MAX_FILE_BYTES = 1 << 42
 _NUMBERS = ("window", "metrics", "tick", "metrics_position", "training_s", "is_pending")
 # What our part has.
 KEYS = ("program", "schedule", "random_states", *_NUMBERS)
@@ -304,7 +304,9 @@ def _keep_by_tick(path: Path, tick: int, num_kept: int) -> None:
 
 def newest_first(directory: Path) -> list[Path]:
     """Return the checkpoints in the order of a fall-back: what was written last comes first."""
-    return sorted(directory.glob("*.ckpt"), key=lambda path: (_written_at(path), path.name == LAST), reverse=True)
+    return sorted(
+        directory.glob("*.ckpt"), key=lambda path: (_written_at(path), path.name == RunFolder.LAST), reverse=True
+    )
 
 
 def _written_at(path: Path) -> int:

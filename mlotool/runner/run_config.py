@@ -44,11 +44,12 @@ from mlotool.core.messages import is_command_line
 from mlotool.distributed.collectives import Ranks
 from mlotool.folders.files import replacing
 from mlotool.folders.run_folder import RunFolder
-from mlotool.runner import folder as run_folder
+from mlotool.runner import resume as resuming
 from mlotool.runner.evaluation import Watch
-from mlotool.runner.folder import EarlierRun
 from mlotool.runner.loading import inherit
 from mlotool.runner.process_settings import count_devices, find_device, own_settings, signals_to
+from mlotool.runner.records import write_inputs
+from mlotool.runner.resume import EarlierRun
 from mlotool.runner.session import AbstractSeat, OwnProcess, Session
 
 
@@ -507,13 +508,13 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
     with ExitStack() as stack:
         resume = request.resume
         earlier = (
-            None if resume is None else ranks.of_first(lambda: run_folder.find_run(config, resume, request.output_dir))
+            None if resume is None else ranks.of_first(lambda: resuming.find_run(config, resume, request.output_dir))
         )
         if earlier is not None and earlier.is_finished:
             return _finished(earlier.folder, config, ranks)
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config, ranks.reduce, seat.shared)
-        if config.get("inherit") is not None and (earlier is None or run_folder.choose_checkpoint(earlier) is None):
+        if config.get("inherit") is not None and (earlier is None or resuming.choose_checkpoint(earlier) is None):
             inherit(built.program, Path(config.inherit))
         # Everything that can be wrong with the config is found before a folder is made.
         session = Session(config, built, device, seat, ranks, request.watch)
@@ -544,18 +545,18 @@ def _begin(
     if earlier is None:
         folder = RunFolder.create(config.name, request.output_dir)
         stack.enter_context(folder.lock())
-        run_folder.write_inputs(folder, config, origin, built)
+        write_inputs(folder, config, origin, built)
         return folder, None
     folder = earlier.folder
-    if not stack.enter_context(folder.lock(run_folder.PATIENCE_S)):
+    if not stack.enter_context(folder.lock(resuming.PATIENCE_S)):
         raise ConfigError(
             f"resume: found '{folder.path}', which another process is writing. Wait for it, or leave resume out."
         )
     if not folder.has_inputs:
         # It was killed while it wrote them.
-        run_folder.write_inputs(folder, config, origin, built)
+        write_inputs(folder, config, origin, built)
     # Shards are put together by all ranks, and this is the first one's alone.
-    return folder, run_folder.go_on(earlier, config, origin, built.program if is_alone else None)
+    return folder, resuming.go_on(earlier, config, origin, built.program if is_alone else None)
 
 
 def _origin(config: Any, origin: Origin | None) -> Origin:
@@ -568,7 +569,7 @@ def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
     if ranks.is_first:
         limit = config.debug.limit_ticks
         key = "runner.max_ticks" if limit is None or limit >= config.runner.max_ticks else "debug.limit_ticks"
-        run_folder.say(
+        resuming.say(
             f"{folder.path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, "
             "or leave resume out for a new run."
         )

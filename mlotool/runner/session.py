@@ -38,10 +38,10 @@ from mlotool.program import Problem, Schedule, StepResult
 from mlotool.runner import checkpoint as checkpoints
 from mlotool.runner import distributed, evaluation
 from mlotool.runner.evaluation import Objective, Watch
-from mlotool.runner.folder import num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.intervals import ChunkLoader, make_plan
 from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
 from mlotool.runner.process_settings import Interrupt, place
+from mlotool.runner.records import num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.values import Window, check_parameters, explain, hyperparameters, learned_values
 
 # Begins the keys of what a run that inherits weights has before its first tick.
@@ -300,7 +300,7 @@ class Session(LightningModule):
         callbacks: list[Callback] = [*self._built.callbacks]
         for callback in (one for one in callbacks if isinstance(one, ModelCheckpoint)):
             # Not in checkpoints/ itself, whose newest file a resume takes; and set before the callback's state is read.
-            callback.dirpath = callback.dirpath or str(folder.checkpoints.absolute() / "callbacks")
+            callback.dirpath = callback.dirpath or str(folder.path.absolute() / RunFolder.OF_CALLBACKS)
         if runner.checkpoint:
             if monitor is not None and mode is not None:
                 callbacks.append(checkpoints.BestCheckpoint(folder.checkpoint("best"), monitor, mode))

@@ -23,7 +23,7 @@ from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner import evaluate
 from mlotool.runner.checkpoint import read_checkpoint
-from mlotool.runner.folder import num_parameters, warn_of_untrained
+from mlotool.runner.records import num_parameters, warn_of_untrained
 from mlotool.spaces import Operator, PathWeights, SharedSpace, UniformPaths
 from tests.runner.tiny import Blobs
 

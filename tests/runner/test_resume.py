@@ -416,7 +416,7 @@ def test_what_is_no_run_is_refused(go: Run, tmp_path: Path, resume: str, match: 
 
 
 def test_two_processes_never_write_one_folder(go: Run, parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.runner.folder.PATIENCE_S", 0.2)
+    monkeypatch.setattr("mlotool.runner.resume.PATIENCE_S", 0.2)
     with RunFolder(parts).lock() as is_free:
         assert is_free
         with pytest.raises(ConfigError, match="another process is writing"):

@@ -112,7 +112,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("place", "is_resumed", "times"),
-    [("mlotool.runner.run_config.build", True, 1), ("mlotool.runner.folder.write_inputs", False, 2)],
+    [("mlotool.runner.run_config.build", True, 1), ("mlotool.runner.run_config.write_inputs", False, 2)],
 )
 def test_an_interrupt_while_runs_begin(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, place: str, is_resumed: bool, times: int

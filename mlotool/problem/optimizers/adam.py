@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Adam, AdamW
 
 from mlotool.core.tracing import is_tracing
 from mlotool.problem.optimizers import rule
@@ -97,3 +98,4 @@ def _kernel(group: Hyperparameters) -> tuple[FusedKernel, dict[str, Any]]:
 _KERNELS, _ALL = (_ADAM, _ADAMW), (*_SETTINGS, "betas", "decoupled_weight_decay")
 _STATE = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad", rule.COUNTER: None}
 ADAM_RULE = rule.OptimizerRule(_update, _ALL, _STATE, _derivative, _KERNELS, _kernel, steps_shards=True)
+RULES = {Adam: ADAM_RULE, AdamW: ADAM_RULE}

@@ -2,20 +2,23 @@
 
 import inspect
 from functools import cache
+from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.problem.optimizers.adam import ADAM_RULE
 from mlotool.problem.optimizers.rule import OptimizerRule
-from mlotool.problem.optimizers.sgd import SGD_RULE
 
-# By exact class: a subclass may step otherwise.
-RULES: dict[type[Any], OptimizerRule] = {SGD: SGD_RULE, Adam: ADAM_RULE, AdamW: ADAM_RULE}
+_FILES = [file for file in sorted(Path(__file__).parent.glob("*.py")) if "\nRULES = " in file.read_text("utf-8")]
+# By exact class, for a subclass may step otherwise. A file beside this one that has RULES adds its own.
+RULES: dict[type[Any], OptimizerRule] = {}
+for _file in _FILES:
+    RULES |= import_module(f"mlotool.problem.optimizers.{_file.stem}").RULES
 
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 _STEPS: dict[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in RULES}

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import SGD
 
 from mlotool.problem.optimizers import rule
 from mlotool.problem.optimizers.rule import AlikeSteps, FusedKernel, Hyperparameters, State
@@ -55,3 +56,4 @@ def _kernel(group: Hyperparameters) -> tuple[FusedKernel, dict[str, Any]]:
 
 _STATE = {"momentum_buffer": "momentum"}
 SGD_RULE = rule.OptimizerRule(_update, _SETTINGS, _STATE, _derivative, (_KERNEL,), _kernel, is_linear=True)
+RULES = {SGD: SGD_RULE}

@@ -19,7 +19,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Neumann, Penalty, Unrolled
 from mlotool.problem.shards import gathered
 from mlotool.program import Schedule
-from mlotool.runner.folder import trained_paths
+from mlotool.runner.records import trained_paths
 from mlotool.runner.run_config import World, joined
 from mlotool.spaces import FairPaths, Operator, SharedSpace
 from mlotool.spaces.shared.shared_graph import AbstractPaths
