@@ -18,7 +18,7 @@ COPIED = ("mlotool", "conf", "recipes", "tests/core", "tests/hypergradient")
 def test_its_blocks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in COPIED:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/__init__.py"):
+    for name in ("pyproject.toml", *(f"tests/{name}.py" for name in ("__init__", "conftest", "forked", "preparation"))):
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
