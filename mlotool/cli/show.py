@@ -177,7 +177,7 @@ def show_nodes(config: Any, name: str, words: list[str]) -> None:
         console.print("decisions: none; this model is the only one.")
         return
     families = list(alike(list(made.values())))
-    candidates = [_listed([str(one) for one in decision.candidates], MAX_CANDIDATES) for _, decision in families]
+    candidates = [_listed([str(choice) for choice in decision.candidates], MAX_CANDIDATES) for _, decision in families]
     taken = [str(decision.value) for _, decision in families]
     print_table(console, [("decision", [name for name, _ in families], False), ("taken", taken, False),
                           ("candidates", candidates, False)])  # fmt: skip

@@ -507,18 +507,18 @@ def is_container(path: str) -> bool:
     return any(member in _annotations or get_origin(member) in (dict, list) for member in members(annotation_at(path)))
 
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
-def walk(value: Any, annotation: Any = Config, place: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
-    """Yield what a config holds where the schema has no more keys: its place, the value and the annotation.
+def walk(value: Any, annotation: Any = Config, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """Yield what a config holds where the schema has no more keys: its path, the value and the annotation.
 
     The annotation of a key that the schema does not know is None.
 
     Args:
         value: the config, as plain values, or a part of it.
         annotation: what the schema asks for there.
-        place: of the part.
+        path: of the part.
 
     Example:
         >>> list(walk({"evaluate": {"metrics": ["f2"], "split": 1}}))[-1]
@@ -529,13 +529,13 @@ def walk(value: Any, annotation: Any = Config, place: Place = ()) -> Iterator[tu
         if isinstance(value, Mapping) and (member in _annotations or origin is dict):
             for key, item in value.items():
                 below = arguments[1] if origin is dict else _annotations[member].get(key)
-                yield from walk(item, below, (*place, str(key)))
+                yield from walk(item, below, (*path, str(key)))
             return
         if isinstance(value, list) and origin is list:
             for index, item in enumerate(value):
-                yield from walk(item, arguments[0], (*place[:-1], f"{place[-1]}[{index}]"))
+                yield from walk(item, arguments[0], (*path[:-1], f"{path[-1]}[{index}]"))
             return
-    yield place, value, annotation
+    yield path, value, annotation
 
 
 def is_node(value: Any) -> bool:

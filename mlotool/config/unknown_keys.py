@@ -10,7 +10,7 @@ from mlotool.config.schema import (
     GROUPS,
     MISSING,
     ROOT_KEYS,
-    Place,
+    KeyPath,
     dataclass_at,
     describe_type,
     is_node,
@@ -61,25 +61,25 @@ def unknown_key(path: str) -> str:
     )
 
 
-def value_faults(values: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """Yield keys and values that are not what the schema asks for, nodes and references aside, each with its place.
+def value_faults(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield keys and values that are not what the schema asks for, nodes and references aside, each with its path.
 
     Args:
         values: plain, from the root of the config on.
     """
-    for place, value, annotation in walk(values):
-        path = ".".join(place)
+    for path, value, annotation in walk(values):
+        key = ".".join(path)
         is_later = isinstance(value, str) and ("${" in value or value == MISSING)
         plain = [member for member in members(annotation) if node_kind(member) is None]
-        if annotation is None and path not in ("hydra", "defaults"):
-            yield place, unknown_key(path)
+        if annotation is None and key not in ("hydra", "defaults"):
+            yield path, unknown_key(key)
         elif annotation is None or is_later or plain in ([], [NoneType]):
             continue
         elif is_node(value):
             if any(get_origin(member) is list for member in plain):
-                yield place, f"{path}: found a node; expected a list. Put brackets around it: [{{_target_: ..}}]."
-        elif dataclass_at(path) is not None and not (value is None and NoneType in plain):
+                yield path, f"{key}: found a node; expected a list. Put brackets around it: [{{_target_: ..}}]."
+        elif dataclass_at(key) is not None and not (value is None and NoneType in plain):
             found = "null" if value is None else repr(value)
-            yield place, f"{path}: found {found}; expected {describe_type(path)}. Correct it."
-        elif fault := setting_fault(path, value, reduce(or_, plain), nodes=True):
-            yield place, fault
+            yield path, f"{key}: found {found}; expected {describe_type(key)}. Correct it."
+        elif fault := setting_fault(key, value, reduce(or_, plain), nodes=True):
+            yield path, fault

@@ -141,7 +141,7 @@ def words(annotation: Any) -> str:
     kind, bounds = _parts(annotation)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (typing.Union, UnionType):
-        plain = [words(one) for one in arguments if getattr(one, "__name__", "") not in ("Tensor", "Parameter")]
+        plain = [words(type_) for type_ in arguments if getattr(type_, "__name__", "") not in ("Tensor", "Parameter")]
         return " or ".join(dict.fromkeys(plain)) or str(annotation)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else str(arguments[0])
@@ -263,7 +263,7 @@ def parameters(callable_: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     """
     hints = _hints(callable_.__init__ if isinstance(callable_, type) else callable_)  # type: ignore[misc]
     written = inspect.signature(callable_).parameters.items()
-    return {name: one.replace(annotation=hints.get(name, inspect.Parameter.empty)) for name, one in written}
+    return {name: parameter.replace(annotation=hints.get(name, inspect.Parameter.empty)) for name, parameter in written}
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

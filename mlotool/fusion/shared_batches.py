@@ -17,7 +17,7 @@ from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import ANY_KERNELS
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import Place, Stream
+from mlotool.problem.stream import BatchPlace, Stream
 from mlotool.program import Program
 
 Item = TypeVar("Item")
@@ -88,9 +88,9 @@ class SharedReads:
     def __init__(self, num_streams: int, max_bytes: int = MAX_BYTES) -> None:
         self._num_streams, self._max_bytes = num_streams, max_bytes
         # By place the batch, its memory, and how many have not asked for it.
-        self._kept: dict[Place, tuple[Any, int, int]] = {}
+        self._kept: dict[BatchPlace, tuple[Any, int, int]] = {}
 
-    def read(self, stream: Stream, place: Place, load: Callable[[], Any]) -> Any:
+    def read(self, stream: Stream, place: BatchPlace, load: Callable[[], Any]) -> Any:
         """Return the batch at `place`.
 
         Args:

@@ -20,7 +20,7 @@ from mlotool.data.language_data import TextWindows
 from mlotool.data.splits import InMemoryTensors
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import Place, SameBatch, Stream
+from mlotool.problem.stream import BatchPlace, SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
@@ -265,7 +265,7 @@ def _check_tensors(first: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         raise NotFusedError("problems share a parameter or a buffer")
 
 
-_Places = dict[int, Place]
+_Places = dict[int, BatchPlace]
 
 # M: members, b: batch
 

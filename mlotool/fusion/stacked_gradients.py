@@ -551,7 +551,7 @@ Difference = tuple[str, float]
 _GRADIENT, _BUFFERS = "gradient", "buffers"
 
 
-class Comparison:
+class GradientComparison:
     """Compares the gradients of a round as one program with those by the members' own plans.
 
     Args:

@@ -19,7 +19,7 @@ from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
 from mlotool.program.gradient_plan import StepResult, stepped
-from mlotool.program.guard import Guard, may_change_between_ticks
+from mlotool.program.guard import ChangeGuard, may_change_between_ticks
 from mlotool.program.trace import Looks, why_untraceable
 
 
@@ -177,7 +177,7 @@ class StackedRound:
         self._gradients = stacked_gradients.StackedGradients(members, courses)
         of_places = [{number: problems[place] for number, problems in members.problems.items()} for place in places]
         self._steps = [StackedSteps(problems, lambda: self._stack.changes) for problems in of_places]
-        self._comparison = stacked_gradients.Comparison(members, self._gradients)
+        self._comparison = stacked_gradients.GradientComparison(members, self._gradients)
         self._why_apart, self._renew = why_apart, renew
         self._is_pure = False
         # The tick after the last step as one program that was compared with a plan.
@@ -416,7 +416,7 @@ class StackedSchedule:
         self._change, self._looked_at = "", -1
         problems = [[] if program is None else program.engine.problems for program in programs]
         self._may_change = any(map(may_change_between_ticks, chain(*problems)))
-        self._guard = Guard(problems)
+        self._guard = ChangeGuard(problems)
 
     @property
     def layout(self) -> Layout:

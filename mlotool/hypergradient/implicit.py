@@ -492,7 +492,7 @@ class TracedSolve:
         if status not in failures or status in self.warned_of:
             return
         self.warned_of.add(status)
-        num_failed = sum(one in failures for one in result.task_statuses)
+        num_failed = sum(task_status in failures for task_status in result.task_statuses)
         where = f" at {num_failed} of {len(result.task_statuses)} tasks" if num_failed else ""
         warnings.warn(
             f"The {type(self.solver).__name__} solve at problem '{self.problem}' ended{where} with {status.value} "

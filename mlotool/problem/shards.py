@@ -423,7 +423,7 @@ class PartShards(Shards):
         size = self._mesh.size()
         # What each rank has whole counts once.
         pairs = zip(squares, like, strict=True)
-        return super().total([x if x is None or _is_shard(one) else x / size for x, one in pairs], like)
+        return super().total([x if x is None or _is_shard(tensor) else x / size for x, tensor in pairs], like)
 
     def _divide(self, key: str) -> nn.Module:
         named = dict(self._module.named_parameters())

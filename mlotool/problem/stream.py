@@ -102,13 +102,13 @@ def _as_is(batch: Any) -> Any:
 
 
 # An epoch, and the number of a batch in it.
-Place = tuple[int, int]
+BatchPlace = tuple[int, int]
 
 
 class Reads(Protocol):
     """Gives batches to several streams that have the very same samples."""
 
-    def read(self, stream: "Stream", place: Place, load: Callable[[], Any]) -> Any:
+    def read(self, stream: "Stream", place: BatchPlace, load: Callable[[], Any]) -> Any:
         """Return the batch at `place` for one of them, by `load` where it is not at hand."""
 
 
@@ -174,7 +174,7 @@ class Stream:
         self._advance()
         return batch
 
-    def draw(self) -> Place:
+    def draw(self) -> BatchPlace:
         """Go on as `next` does without loading the batch, for a caller who loads it itself; return its place.
 
         `last` loads it where it is asked for.
@@ -186,12 +186,12 @@ class Stream:
         return self._epoch, self._batches_consumed - 1
 
     @property
-    def next_place(self) -> Place:
+    def next_place(self) -> BatchPlace:
         """Epoch and number of the batch that `next` will return."""
         return self.last_place if self._times_given < self._repeat else self._position()
 
     @property
-    def last_place(self) -> Place:
+    def last_place(self) -> BatchPlace:
         """Epoch and number of the batch that `last` returns."""
         return self._position() if self._batches_consumed == 0 else (self._epoch, self._batches_consumed - 1)
 
@@ -339,7 +339,7 @@ class Stream:
         self._times_given = state.get("times_given", self._repeat)
         self._order = self._loader = self._ahead = self._last = None
 
-    def _recent_places(self, count: int) -> list[Place]:
+    def _recent_places(self, count: int) -> list[BatchPlace]:
         num_loaded = self._epoch * self.num_batches + self._batches_consumed
         # Before the first draw it is the batch that comes.
         num_drawn = max((num_loaded - 1) * self._repeat + self._times_given, 1)
@@ -355,13 +355,13 @@ class Stream:
         fetcher, transfer = self._fetcher, (self._device, self._dtype)
         return fetcher.seed, fetcher.rank, fetcher.num_ranks, self.batch_size, self.num_batches, self._shuffle, transfer
 
-    def _position(self) -> Place:
+    def _position(self) -> BatchPlace:
         """Return epoch and number of the batch that comes next."""
         if self._batches_consumed == self.num_batches:
             return self._epoch + 1, 0
         return self._epoch, self._batches_consumed
 
-    def _loaded(self, place: Place) -> Any:
+    def _loaded(self, place: BatchPlace) -> Any:
         if self._num_workers == 0:
             return self.moved(self._fetcher[self._key(*place)])
         epoch, number = place

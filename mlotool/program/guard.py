@@ -147,7 +147,7 @@ def _has_hook(x: Tensor) -> bool:
     return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
 
 
-class Guard:
+class ChangeGuard:
     """Sees whether losses and modules are what they were when it was made, beside the values of their tensors.
 
     A look compares parts, modes and attributes of modules, settings of losses and what the user's code keeps elsewhere,
@@ -164,7 +164,7 @@ class Guard:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a copy count as changed: the dict of a module's attributes is another one than the copy of that dict."""
-        return Guard, (self._members, "a program, which is a copy,")
+        return ChangeGuard, (self._members, "a program, which is a copy,")
 
     def drop(self, number: int) -> None:
         """Forget a member that has left; what has changed until then is told by the next look."""

@@ -34,7 +34,7 @@ from mlotool.program.agreement import Kind, Rounding, Values, distances
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS, without_mutations
 from mlotool.program.gradient_plan import Gradient, GradientPlan, StepResult, averaged, norm_of, result_of
-from mlotool.program.guard import Guard, PythonState, is_known, why_foreign, why_unseen
+from mlotool.program.guard import ChangeGuard, PythonState, is_known, why_foreign, why_unseen
 from mlotool.program.program import Program
 from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, all_plans
 
@@ -409,7 +409,7 @@ class Trace:
 
 # A tensor that steps change, without autograd; those of one kind are compared as one vector, since a part of it may be
 # nothing but rounding (a bias before a BatchNorm).
-Place = tuple[Kind, Tensor]
+TensorPlace = tuple[Kind, Tensor]
 
 
 # Names of problems that step together, round after round.
@@ -462,7 +462,7 @@ class TracedRounds:
         self._looks = Looks(self._program.run_length)
         self._rounding = Rounding()
         self._bind()
-        self._guard = Guard([self.engine.problems])
+        self._guard = ChangeGuard([self.engine.problems])
 
     def __call__(self) -> dict[str, StepResult]:
         """Take the steps; return their results by problem."""
@@ -523,7 +523,7 @@ class TracedRounds:
         self,
         planned: Values,
         traced: Values,
-        places: Sequence[Place],
+        places: Sequence[TensorPlace],
         before: Sequence[Tensor],
         batches: Sequence[Sequence[Batches]],
     ) -> tuple[str, str]:
@@ -618,10 +618,10 @@ class TracedRounds:
             if has_step_hooks(problem.optimizer) or type(problem.optimizer) not in RULES:
                 raise UntraceableError("its optimizer has hooks, or is another one", problem.name)
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[TensorPlace]:
         """Return what the steps change."""
         self._bind()
-        places: list[Place] = []
+        places: list[TensorPlace] = []
         for step in self.stepping:
             places += step.places()
         for problem in self.buffered:
@@ -700,17 +700,17 @@ class TracedRounds:
         return Trace(run, rounding_unit(flat), tuple(traced.names), writes, reporters, bool(traced.course.conditions))
 
 
-def _copies(places: Sequence[Place]) -> list[Tensor]:
+def _copies(places: Sequence[TensorPlace]) -> list[Tensor]:
     """Return copies of all that steps move, in the memory of the CPU (that of a GPU may be full)."""
     return [tensor.to("cpu", copy=True) for _, tensor in places]
 
 
-def _put(places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
+def _put(places: Sequence[TensorPlace], tensors: Sequence[Tensor]) -> None:
     torch._foreach_copy_([tensor for _, tensor in places], [*tensors])
 
 
 def _by_kind(
-    places: Sequence[Place], results: Mapping[str, StepResult], tensors: Sequence[Tensor] | None = None
+    places: Sequence[TensorPlace], results: Mapping[str, StepResult], tensors: Sequence[Tensor] | None = None
 ) -> dict[Kind, list[Tensor]]:
     """Return what is in the places, or others in their order, by problem and kind, and the losses of steps."""
     kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in results.items()}
@@ -835,7 +835,7 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
 
 
 # Rounds of a tick that follow each other: several along a trace, which takes their steps, or one by its plan.
-Part = tuple[Rounds, TracedRounds | None]
+TickPart = tuple[Rounds, TracedRounds | None]
 
 
 class TickParts:
@@ -862,7 +862,7 @@ class TickParts:
         # The first step is the optimizer's own, which makes its state.
         self._begin = max(program.trace_from, 1)
         self._engine = program.engine
-        self._known: dict[tuple[Rounds, tuple[bool, ...]], list[Part]] = {}
+        self._known: dict[tuple[Rounds, tuple[bool, ...]], list[TickPart]] = {}
         self._traced: dict[Rounds, TracedRounds] = {}
         self._reasons: dict[str, str] = {}
         self._is_split = False
@@ -876,7 +876,7 @@ class TickParts:
             if program.trace_from == 0:
                 _warn(name, reason)
 
-    def __call__(self, rounds: Rounds) -> list[Part]:
+    def __call__(self, rounds: Rounds) -> list[TickPart]:
         """Return the parts of a tick."""
         problems = [] if self.program.trace is None else self._engine.problems
         key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
@@ -884,7 +884,7 @@ class TickParts:
             self._known[key] = self._divided(*key)
         return self._known[key]
 
-    def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[Part]:
+    def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[TickPart]:
         # Rounds that follow each other, and whether they are traced.
         groups: list[tuple[list[tuple[str, ...]], bool]] = []
         problems, numbers, is_closed = self.program.problems, self._engine.numbers, True

@@ -26,7 +26,7 @@ MAX_ROWS = 40
 
 
 @dataclass
-class Layout:
+class Arrangement:
     """Where the nodes of a graph go, row by row from the top, and what its edges pass on their way down.
 
     Args:
@@ -47,7 +47,7 @@ class Layout:
         return 1 + max(self.row.values())
 
 
-def arrange(widths: Mapping[Any, float], edges: Sequence[Pair], gap: float, lane: float) -> Layout:
+def arrange(widths: Mapping[Any, float], edges: Sequence[Pair], gap: float, lane: float) -> Arrangement:
     """Lay a graph out in rows: a node stands above all that it leads to.
 
     A row is ordered by where the neighbours of its nodes are, as Sugiyama et al. (1981) do.
@@ -88,7 +88,7 @@ def arrange(widths: Mapping[Any, float], edges: Sequence[Pair], gap: float, lane
             x |= {node: x[node] - excess for node in layer}
     left = min(x[node] - half[node] for node in x) - MARGIN
     x = {node: place - left for node, place in x.items()}
-    return Layout(x, row, chains, max(x[node] + half[node] for node in x) + MARGIN)
+    return Arrangement(x, row, chains, max(x[node] + half[node] for node in x) + MARGIN)
 
 
 @dataclass
@@ -139,20 +139,20 @@ class Wire:
 
 def picture(boxes: Mapping[Any, Box], wires: Sequence[Wire], gap: float, label: str) -> Markup:
     """Draw boxes in rows and the wires between them; the wires of a cycle are left out."""
-    layout = arrange(
+    arrangement = arrange(
         {name: box.width for name, box in boxes.items()}, [(wire.upper, wire.lower) for wire in wires], gap, gap / 2
     )
     height = LINE_HEIGHT * max(len(box.lines) for box in boxes.values()) + PADDING
-    top = {node: MARGIN + row * (height + 0.6 * gap + 16) for node, row in layout.row.items()}
+    top = {node: MARGIN + row * (height + 0.6 * gap + 16) for node, row in arrangement.row.items()}
     drawn = []
     for wire in wires:
-        if (wire.upper, wire.lower) in layout.chains:
-            first, *lanes, last = layout.chains[wire.upper, wire.lower]
+        if (wire.upper, wire.lower) in arrangement.chains:
+            first, *lanes, last = arrangement.chains[wire.upper, wire.lower]
             places = [(first, height), *((lane, below) for lane in lanes for below in (0.0, height)), (last, 0.0)]
-            points = [(layout.x[node] + wire.shift, top[node] + below) for node, below in places]
+            points = [(arrangement.x[node] + wire.shift, top[node] + below) for node, below in places]
             drawn.append({"wire": wire, **_path(points[::-1] if wire.is_upwards else points)})
-    at = [{"box": box, "x": layout.x[name], "y": top[name]} for name, box in boxes.items()]
-    size = {"width": layout.width, "height": max(top.values()) + height + MARGIN, "box_height": height}
+    at = [{"box": box, "x": arrangement.x[name], "y": top[name]} for name, box in boxes.items()]
+    size = {"width": arrangement.width, "height": max(top.values()) + height + MARGIN, "box_height": height}
     return render("graph.svg", boxes=at, wires=drawn, label=label, line_height=LINE_HEIGHT, **size)
 
 

@@ -142,8 +142,8 @@ _MEANINGS = {
 def split_series(series: Iterable[Series]) -> tuple[list[Series], list[Series]]:
     """Return what is drawn here (violations and residuals), and all else."""
     ours, others = list[Series](), list[Series]()
-    for one in series:
-        (ours if _NUMBERED.fullmatch(one.metric) else others).append(one)
+    for curve in series:
+        (ours if _NUMBERED.fullmatch(curve.metric) else others).append(curve)
     return ours, others
 
 
@@ -155,10 +155,10 @@ def numbered_cards(book: Sketchbook, series: Iterable[Series]) -> list[Card]:
         series: the first part of `split_series`.
     """
     groups: dict[tuple[str, str], dict[int, Series]] = {}
-    for one in series:
-        if match := _NUMBERED.fullmatch(one.metric):
+    for curve in series:
+        if match := _NUMBERED.fullmatch(curve.metric):
             part, kind, number = match.groups()
-            groups.setdefault((f"{one.owner}, {part}" if part else one.owner, kind), {})[int(number)] = one
+            groups.setdefault((f"{curve.owner}, {part}" if part else curve.owner, kind), {})[int(number)] = curve
     cards = []
     for (name, kind), by_number in groups.items():
         words, counted = _MEANINGS[kind]
@@ -178,15 +178,15 @@ MAX_HISTORIES = 40
 def cycle_card(book: Sketchbook, slug: str, title: str, by_cycle: Mapping[int, Series]) -> Card:
     """Draw how the residual falls from cycle to cycle, a line a logged tick."""
     plot = book.new()
-    ticks = np.unique(np.concatenate([one.ticks for one in by_cycle.values()]))
+    ticks = np.unique(np.concatenate([curve.ticks for curve in by_cycle.values()]))
     # Evenly spread, the last one among them.
     ticks = ticks[np.linspace(0, len(ticks) - 1, min(len(ticks), MAX_HISTORIES)).round().astype(int)]
     for place, tick in enumerate(ticks, 1):
-        at = {cycle: one.values[one.ticks == tick] for cycle, one in sorted(by_cycle.items())}
+        at = {cycle: curve.values[curve.ticks == tick] for cycle, curve in sorted(by_cycle.items())}
         known = {cycle: values[0] for cycle, values in at.items() if (values > 0).any()}
         style: dict[str, Any] = {"color": light("problem-0"), "marker": "o", "markersize": 2.5, "linewidth": 0.9}
         plot.axes.plot(list(known), list(known.values()), alpha=0.15 + 0.85 * place / len(ticks), **style)
-    if any((one.values > 0).any() for one in by_cycle.values()):
+    if any((curve.values > 0).any() for curve in by_cycle.values()):
         plot.use_log_scale()
     plot.label("cycle", "norm of the residual", is_whole=True)
     return plot.card(slug, title, "One line a logged tick; the later, the stronger.")
@@ -232,7 +232,7 @@ def speedup_card(book: Sketchbook, timeline: Timeline) -> Card:
     plot.label("times as fast as all stages one after the other")
     seconds = timeline.seconds
     parts = {"forward": seconds.forward, "backward": seconds.backward, "auxiliary": seconds.auxiliary}
-    note = "A batch, all stages together: " + ", ".join(f"{name} {1e3 * one:.3g} ms" for name, one in parts.items())
+    note = "A batch, all stages together: " + ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in parts.items())
     note += " on the busiest rank. Loading and the optimizer's step are in neither."
     if not timeline.is_simultaneous:
         note += " The stages ran one after the other, in one process: there is no speed-up to see."

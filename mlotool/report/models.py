@@ -130,7 +130,7 @@ def read_paths(folder: RunFolder) -> tuple[dict[str, SpacePaths], list[str]]:
     """Return the shared spaces of a run folder by problem, and a note where they could not be read."""
 
     def spaces(content: dict[str, Any]) -> list[tuple[str, SpacePaths]]:
-        learned = {one["name"]: one for _, names in _items(content["architectures"]) for one in names[:MAX_DECISIONS]}
+        learned = {row["name"]: row for _, names in _items(content["architectures"]) for row in names[:MAX_DECISIONS]}
         return [(_text(name), _space(counted, learned)) for name, counted in _items(content["spaces"])]
 
     problems, notes = _read(folder, folder.PATHS, spaces)
@@ -161,19 +161,19 @@ def _record(problem: str, content: dict[str, Any]) -> ModelRecord:
 
 def _space(counted: list[dict[str, Any]], learned: dict[str, dict[str, Any]]) -> SpacePaths:
     space: SpacePaths = {}
-    for one in counted[:MAX_DECISIONS]:
-        architecture = learned.get(one["name"], {"candidates": [], "probabilities": [], "found": None})
+    for row in counted[:MAX_DECISIONS]:
+        architecture = learned.get(row["name"], {"candidates": [], "probabilities": [], "found": None})
         likely = dict(zip(map(_text, architecture["candidates"]), architecture["probabilities"], strict=True))
-        pairs = list(zip(map(_text, one["candidates"]), one["counts"], strict=True))[:MAX_CANDIDATES]
+        pairs = list(zip(map(_text, row["candidates"]), row["counts"], strict=True))[:MAX_CANDIDATES]
         best = _text(architecture["found"])
-        space[_text(one["name"])] = [TrainedCandidate(name, num, likely.get(name), name == best) for name, num in pairs]
+        space[_text(row["name"])] = [TrainedCandidate(name, num, likely.get(name), name == best) for name, num in pairs]
     return space
 
 
 def shares(space: SpacePaths) -> Shares:
     """Return the shares of the candidates of a space; of a decision without steps they are 0."""
     return {
-        (name, candidate.name): (candidate.count / (sum(one.count for one in candidates) or 1), candidate.is_found)
+        (name, candidate.name): (candidate.count / (sum(other.count for other in candidates) or 1), candidate.is_found)
         for name, candidates in space.items()
         for candidate in candidates
     }

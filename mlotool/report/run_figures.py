@@ -56,26 +56,26 @@ def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[
     Not the number of steps: it is a straight line, and the table of last values has it. Nor rates that stay what they
     are, which `constant_rates` tells.
     """
-    own = [one for one in series if one.owner in colours]
-    shown = [one for one in own if one.metric != "step" and not _is_constant_rate(one)]
+    own = [curve for curve in series if curve.owner in colours]
+    shown = [curve for curve in own if curve.metric != "step" and not _is_constant_rate(curve)]
     owners = list(colours)
-    shown.sort(key=lambda one: (-1, owners.index(one.owner)) if one.metric == "loss" else (one.metric == "lr", 0))
+    shown.sort(key=lambda x: (-1, owners.index(x.owner)) if x.metric == "loss" else (x.metric == "lr", 0))
     groups: dict[tuple[str, str], list[Series]] = {}
-    for one in shown:
-        name = (f"training-{one.metric}", TITLES.get(one.metric, f"Training: {words(one.metric)}"))
-        if one.metric == "loss":
-            name = (f"loss-{one.owner}", f"{one.owner}: training loss")
-        groups.setdefault(name, []).append(one)
+    for curve in shown:
+        name = (f"training-{curve.metric}", TITLES.get(curve.metric, f"Training: {words(curve.metric)}"))
+        if curve.metric == "loss":
+            name = (f"loss-{curve.owner}", f"{curve.owner}: training loss")
+        groups.setdefault(name, []).append(curve)
     return [
-        curve_card(book, slug, title, group, [Line(colours[one.owner], one.owner) for one in group])
+        curve_card(book, slug, title, group, [Line(colours[curve.owner], curve.owner) for curve in group])
         for (slug, title), group in groups.items()
     ]
 
 
 def constant_rates(series: Iterable[Series], colours: Mapping[str, str]) -> str:
     """Return a sentence of the learning rates that stay what they are; empty where there are none."""
-    own = [one for one in series if one.owner in colours and _is_constant_rate(one)]
-    rates = ", ".join(f"{one.owner} {number(float(one.values[0]))}" for one in own)
+    own = [curve for curve in series if curve.owner in colours and _is_constant_rate(curve)]
+    rates = ", ".join(f"{curve.owner} {number(float(curve.values[0]))}" for curve in own)
     return f"Constant learning rate{'s' if len(own) > 1 else ''}: {rates}." if own else ""
 
 
@@ -89,13 +89,13 @@ def evaluation_cards(
     """Draw what was evaluated on each split, with the best checkpoint marked."""
     lines = {split: Line(colour, split, *SPLIT_STYLES[place % 4]) for place, split in enumerate(splits)}
     groups: dict[str, list[Series]] = {}
-    for one in series:
-        if one.owner in lines:
-            groups.setdefault(one.metric, []).append(one)
+    for curve in series:
+        if curve.owner in lines:
+            groups.setdefault(curve.metric, []).append(curve)
     cards = []
     for metric, group in groups.items():
-        group.sort(key=lambda one: list(lines).index(one.owner))
-        drawn = [lines[one.owner] for one in group]
+        group.sort(key=lambda curve: list(lines).index(curve.owner))
+        drawn = [lines[curve.owner] for curve in group]
         cards.append(curve_card(book, f"evaluation-{metric}", f"Evaluation: {words(metric)}", group, drawn, best))
     return cards
 
@@ -104,8 +104,8 @@ def learned_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[s
     """Draw what small upper problems have learned over time: a card for each, with a curve for each of its values."""
     cards = []
     for owner, colour in colours.items():
-        group = [one for one in series if one.owner == owner]
-        names = [one.metric.removeprefix(LEARNED).replace("_", " ") for one in group]
+        group = [curve for curve in series if curve.owner == owner]
+        names = [curve.metric.removeprefix(LEARNED).replace("_", " ") for curve in group]
         lines = [Line(colour, name, "-", "") for name in names]
         if 1 < len(group) <= MAX_LEARNED:
             lines = [Line(f"problem-{place}", name, SPLIT_STYLES[place % 4][0], "") for place, name in enumerate(names)]
@@ -126,14 +126,14 @@ def curve_card(
 ) -> Card:
     """Draw series over ticks in one figure, on a log scale where they span decades; of too many none is named."""
     plot = book.new()
-    values = np.concatenate([one.finite for one in group])
-    handles = [_draw(plot, one, line) for one, line in zip(group, lines, strict=True)]
+    values = np.concatenate([curve.finite for curve in group])
+    handles = [_draw(plot, curve, line) for curve, line in zip(group, lines, strict=True)]
     labels = [line.label for line in lines]
     if best is not None and best.tick is not None and len(values):
         labels.append(f"best checkpoint, {best.tick}")
         handles.append(plot.axes.axvline(best.tick, color=light("muted"), linewidth=0.8, linestyle=drawing.DASHES))
-        for one, line in zip(group, lines, strict=True):
-            if one.key == best.key and isinstance(best.value, int | float) and abs(best.value) < LARGEST:
+        for curve, line in zip(group, lines, strict=True):
+            if curve.key == best.key and isinstance(best.value, int | float) and abs(best.value) < LARGEST:
                 star: dict[str, Any] = {"color": light(line.colour), "markersize": 9, "clip_on": False, "zorder": 5}
                 labels[-1] = f"best {number(best.value)} at {best.tick}"
                 handles[-1:] = plot.axes.plot([best.tick], [best.value], "*", linestyle="none", **star)
@@ -147,12 +147,12 @@ def curve_card(
     elif values.min() == values.max():
         drawing.visible_range(values.tolist()).apply(plot)
     cross: dict[str, Any] = {"color": light("failed"), "markersize": 5, "clip_on": False}
-    for one in group:
-        for tick in one.not_finite[:1]:
+    for curve in group:
+        for tick in curve.not_finite[:1]:
             plot.axes.plot([tick], [0.0], "x", transform=plot.axes.get_xaxis_transform(), **cross)
     plot.label("tick", is_whole=True)
     # All panels of a page begin where the run does.
-    plot.axes.set_xlim(left=min(0.0, *(float(one.ticks[0]) for one in group)))
+    plot.axes.set_xlim(left=min(0.0, *(float(curve.ticks[0]) for curve in group)))
     if 1 < len(group) <= num_named or best is not None:
         plot.legend(handles, labels)
     return plot.card(slug, title, _note(group, best))
@@ -183,15 +183,15 @@ def _draw(plot: Plot, series: Series, line: Line) -> Line2D:
 
 def _note(group: Sequence[Series], best: Best | None) -> str:
     notes = []
-    for one in group:
-        if num := len(one.not_finite):
-            what, first = f"value{' was' if num == 1 else 's were'} not finite", number(float(one.not_finite[0]))
-            notes.append(f"{one.owner}: {num} {what}, first at tick {first} (cross).")
-        if len(one.ticks) == 1 and len(one.finite):
-            tick = number(float(one.ticks[0]))
-            is_best = best is not None and best.tick == one.ticks[0]
+    for curve in group:
+        if num := len(curve.not_finite):
+            what, first = f"value{' was' if num == 1 else 's were'} not finite", number(float(curve.not_finite[0]))
+            notes.append(f"{curve.owner}: {num} {what}, first at tick {first} (cross).")
+        if len(curve.ticks) == 1 and len(curve.finite):
+            tick = number(float(curve.ticks[0]))
+            is_best = best is not None and best.tick == curve.ticks[0]
             place = f"at the best checkpoint (tick {tick})" if is_best else f"at tick {tick}"
-            notes.append(f"{one.owner}: {number(float(one.values[0]))} {place}.")
+            notes.append(f"{curve.owner}: {number(float(curve.values[0]))} {place}.")
     return " ".join(notes)
 
 

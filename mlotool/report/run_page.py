@@ -60,11 +60,11 @@ def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:
     readers = (read_series, run_figures.read_weightings, read_models, read_paths, layer_parallel.read_timelines)
     series, weightings, models, paths, timelines = (_noted(run, read(run.folder)) for read in readers)
     parallel, series = layer_parallel.split_series(series)
-    learned = [one for one in series if one.metric.startswith(run_figures.LEARNED)]
-    series = _first(run, [one for one in series if not one.metric.startswith(run_figures.LEARNED)])
+    learned = [curve for curve in series if curve.metric.startswith(run_figures.LEARNED)]
+    series = _first(run, [curve for curve in series if not curve.metric.startswith(run_figures.LEARNED)])
     evaluate, graph = as_dict(run.config.get("evaluate")), as_dict(run.config.get("graph"))
     # The recipe's splits, then usual names that were logged as well.
-    logged = [one.owner for one in series if one.owner in SPLIT_NAMES]
+    logged = [curve.owner for curve in series if curve.owner in SPLIT_NAMES]
     named = dict.fromkeys([*map(str, as_dict(evaluate.get("splits"))), *logged])
     splits = [name for name in named if name not in run.problems]
     # Without a config, the owners of metrics that are no usual split.
@@ -78,8 +78,8 @@ def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:
     speedup_cards = [layer_parallel.speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
     weighting = [
         card
-        for one in weightings
-        for card in run_figures.weighting_cards(book, one, run.metrics, _weigher(run, one.name, colours))
+        for arrays in weightings
+        for card in run_figures.weighting_cards(book, arrays, run.metrics, _weigher(run, arrays.name, colours))
     ]
     return {
         "colours": colours,
@@ -105,8 +105,8 @@ def _noted(run: RecordedRun, read: tuple[Any, list[str]]) -> Any:
 
 def _first(run: RecordedRun, series: list[Series]) -> list[Series]:
     """Return the series that the page has room for: a figure is drawn for each metric."""
-    metrics = list(dict.fromkeys(one.metric for one in series[:MAX_SERIES]))[:MAX_METRICS]
-    kept = [one for one in series[:MAX_SERIES] if one.metric in metrics]
+    metrics = list(dict.fromkeys(curve.metric for curve in series[:MAX_SERIES]))[:MAX_METRICS]
+    kept = [curve for curve in series[:MAX_SERIES] if curve.metric in metrics]
     if len(kept) < len(series):
         run.notes.append(f"metrics.csv has {len(series)} keys; only the first {len(kept)} are drawn.")
     return kept
@@ -182,7 +182,7 @@ def _facts(run: RecordedRun) -> dict[str, str]:
         "recipe": provenance.get("recipe_path"),
         "git commit": f"{git['commit']}{dirty}" if git.get("commit") else None,
         "started": provenance.get("started"),
-        "resumed": "; ".join(f"{one.get('date')} after tick {one.get('tick')}" for one in resumed),
+        "resumed": "; ".join(f"{resume.get('date')} after tick {resume.get('tick')}" for resume in resumed),
         **{name: provenance.get(name) for name in ("finished", "platform", "python")},
         "versions": ", ".join(f"{name} {version}" for name, version in versions),
     }

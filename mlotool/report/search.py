@@ -21,7 +21,7 @@ MAX_SWEEPS = 200
 
 def best_so_far(comparison: Comparison) -> NDArray[np.float64]:
     """Return the best value of the settings all of whose jobs finished, after each setting; NaN before the first."""
-    values = [one.mean if one.is_complete else None for one in comparison.settings]
+    values = [setting.mean if setting.is_complete else None for setting in comparison.settings]
     best = np.fmin if comparison.mode == "min" else np.fmax
     return np.asarray(best.accumulate(np.array(values, dtype=np.float64)))
 
@@ -64,7 +64,7 @@ MAX_LINES = 10
 
 def points(comparison: Comparison) -> list[Setting]:
     """Return the settings that have a value of both objectives; none where there is one objective."""
-    known = [one for one in comparison.settings if one.is_complete and None not in (one.mean, one.second)]
+    known = [point for point in comparison.settings if point.is_complete and None not in (point.mean, point.second)]
     return known if comparison.mode else []
 
 

@@ -79,7 +79,7 @@ class SweptKey:
 
 
 @validated.dataclass(frozen=True)
-class SweepPlan:
+class PlanFile:
     """What a sweep was asked for, as plan.json in its folder has it.
 
     Args:
@@ -127,17 +127,17 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
     return [_row(path, is_alive=is_alive) for path in sorted(jobs, key=_natural)]
 
 
-def read_plan(sweep_dir: Path) -> SweepPlan:
+def read_plan(sweep_dir: Path) -> PlanFile:
     """Return what a sweep was asked for, as far as its folder says."""
     try:
         content = SweepFolder(sweep_dir).plan()
     except RunFileError:
-        return SweepPlan()
+        return PlanFile()
     known = {**as_dict(content.pop("search", None)), **content}
     try:
-        return TypeAdapter(SweepPlan).validate_python({key: value for key, value in known.items() if value is not None})
+        return TypeAdapter(PlanFile).validate_python({key: value for key, value in known.items() if value is not None})
     except ValidationError:
-        return SweepPlan()
+        return PlanFile()
 
 
 def _is_job(path: Path) -> bool:
@@ -376,7 +376,7 @@ class Comparison:
     name: str
     folder: Path
     rows: tuple[SweepRow, ...]
-    plan: SweepPlan
+    plan: PlanFile
     objective: str
     mode: str
     columns: tuple[Column, ...]
@@ -533,7 +533,7 @@ def compare(sweep_dir: Path) -> Comparison:
     return Comparison(name, sweep_dir, rows, plan, objective, mode, columns, seed_keys, constants, settings)
 
 
-def _objective(rows: Sequence[SweepRow], plan: SweepPlan) -> tuple[str, str]:
+def _objective(rows: Sequence[SweepRow], plan: PlanFile) -> tuple[str, str]:
     """Return the key that is compared, and its direction: as the jobs say, else as the sweep was asked for."""
     said = [row for row in rows if row.objective]
     same = [row for row in said if row.objective == plan.objective]

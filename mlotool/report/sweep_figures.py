@@ -53,7 +53,7 @@ def curve_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     best, num = comparison.best_jobs, len(comparison.rows)
     rows = sorted(comparison.rows, key=lambda row: row.job not in best)[:MAX_CURVES]
     logged = ((row, series) for row in rows for series in read_series(RunFolder(row.folder))[0])
-    curves = [(row, one) for row, one in logged if one.key == comparison.objective and len(one.finite)]
+    curves = [(row, series) for row, series in logged if series.key == comparison.objective and len(series.finite)]
     if not any(len(series.ticks) > 1 for _, series in curves):
         return []
     plot = book.new(WIDE_INCHES)
@@ -104,11 +104,11 @@ def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
         style = {"color": light("muted"), "alpha": 0.12, "linewidth": 0}
         drawn["random start"] = plot.axes.axvspan(-0.5, num_random - 0.5, **style)
     if comparison.has_seeds:
-        pairs = [(place, value) for place, one in known.items() for value in one.values]
+        pairs = [(place, value) for place, setting in known.items() for value in setting.values]
         across, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
         style = {"color": light("problem-0"), "alpha": 0.45, "markersize": 3.5}
         [drawn["a seed"]] = plot.axes.plot(across, seen.clip(values), "o", **style)
-    kinds = {place: "best" if one is comparison.best else one.status for place, one in known.items()}
+    kinds = {place: "best" if setting is comparison.best else setting.status for place, setting in known.items()}
     for kind in dict.fromkeys(kinds.values()):
         places = [place for place in known if kinds[place] == kind]
         colour = light("problem-1" if kind == "best" else STYLES.get(kind, OTHER_STYLE)[1])

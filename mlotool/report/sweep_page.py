@@ -49,7 +49,7 @@ class View(Flag):
     ALL = FILE | READER
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of the page: its text, by what it is sorted, the whole value, a CSS class, and where it leads to."""
 
     text: str
@@ -102,18 +102,18 @@ class TableColumn:
         return all(sweeps.as_number(str(value)) is not None for value in known)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[TableCell]:
         """The cells of the page."""
         links = self.links or [""] * len(self.values)
         return [self._cell(value, link) for value, link in zip(self.values, links, strict=True)]
 
-    def _cell(self, value: Any, link: str) -> Cell:
+    def _cell(self, value: Any, link: str) -> TableCell:
         text = shortened(self.show(value), MAX_TEXT)
         # NaN compares with nothing.
         is_known = value is not None and value == value
         sort = (sweeps.as_number(str(value)) if self.is_number else str(value)) if is_known else None
         title = "" if value is None or str(value) == text else str(value)
-        return Cell(text, sort, title, text if self.key == "status" else "", link)
+        return TableCell(text, sort, title, text if self.key == "status" else "", link)
 
 
 def job_columns(comparison: Comparison, rows: Sequence[SweepRow]) -> list[TableColumn]:

@@ -118,7 +118,7 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
     if not path.is_file():
         # Refuses a folder that is not a run's.
         load_run_config(folder.path, is_own=True)
-        present = ", ".join(one.stem for one in newest_first(folder.checkpoints)) or "none"
+        present = ", ".join(file.stem for file in newest_first(folder.checkpoints)) or "none"
         raise ConfigError(
             f"{folder.path} has no checkpoint '{which}', but {present}; expected {path}. Name another one."
         )

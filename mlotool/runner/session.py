@@ -298,7 +298,7 @@ class Session(LightningModule):
     def _make_callbacks(self, folder: RunFolder, *, is_resumed: bool) -> list[Callback]:
         runner, monitor, mode = self._config.runner, self.objective.monitor, self.objective.mode
         callbacks: list[Callback] = [*self._built.callbacks]
-        for callback in (one for one in callbacks if isinstance(one, ModelCheckpoint)):
+        for callback in (callback for callback in callbacks if isinstance(callback, ModelCheckpoint)):
             # Not in checkpoints/ itself, whose newest file a resume takes; and set before the callback's state is read.
             callback.dirpath = callback.dirpath or str(folder.path.absolute() / RunFolder.OF_CALLBACKS)
         if runner.checkpoint:

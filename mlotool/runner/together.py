@@ -188,7 +188,7 @@ class FusionRecord:
 
 
 def _total(seconds: Iterable[float | None]) -> float | None:
-    known = [one for one in seconds if one is not None]
+    known = [value for value in seconds if value is not None]
     return sum(known) if known else None
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from mlotool.folders.run_folder import RunFolder
 from mlotool.report import models as reading
 from mlotool.report import write_report
-from mlotool.report.graph import Layout, arrange, model_section, problem_graph
+from mlotool.report.graph import Arrangement, arrange, model_section, problem_graph
 from mlotool.report.models import TIMES, ModelNode, model_boxes, read_models, read_paths
 from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import Page, read_page
@@ -79,10 +79,10 @@ def test_boxes_do_not_touch(tmp_path: Path, nodes: list[Any]) -> None:
     boxes = model_boxes(nodes_of(tmp_path, nodes))
     assert sorted(one.id for box in boxes for one in box.nodes) == sorted(one["id"] for one in nodes)
     edges = [(source, number) for number, box in enumerate(boxes) for source in box.inputs]
-    layout: Layout = arrange(dict.fromkeys(range(len(boxes)), 120.0), edges, 16.0, 8.0)
+    arrangement: Arrangement = arrange(dict.fromkeys(range(len(boxes)), 120.0), edges, 16.0, 8.0)
     for one, other in itertools.combinations(range(len(boxes)), 2):
-        assert layout.row[one] != layout.row[other] or abs(layout.x[one] - layout.x[other]) >= 120.0
-    assert all(layout.row[upper] < layout.row[lower] for upper, lower in edges)
+        assert arrangement.row[one] != arrangement.row[other] or abs(arrangement.x[one] - arrangement.x[other]) >= 120.0
+    assert all(arrangement.row[upper] < arrangement.row[lower] for upper, lower in edges)
 
 
 def test_strange_files_are_a_note(run: Path) -> None:
@@ -144,18 +144,18 @@ def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(r
 WIDTH = 200.0
 
 
-def lay_out(problems: str, edges: str) -> Layout:
+def lay_out(problems: str, edges: str) -> Arrangement:
     """Lay out problems of one letter; edges are of an upper and a lower one."""
     return arrange(dict.fromkeys(problems, WIDTH), [(upper, lower) for upper, lower in edges.split()], 44.0, 30.0)
 
 
 def test_edges_do_not_cross_boxes_or_each_other() -> None:
-    layout = lay_out("uml", "ul um ml")
-    assert [layout.row[problem] for problem in "uml"] == [0, 1, 2]
-    _, lane, _ = layout.chains["u", "l"]
-    assert abs(layout.x[lane] - layout.x["m"]) > WIDTH / 2
-    layout = lay_out("tabcdl", "ta tb ad bc dl cl")
-    assert (layout.x["a"] < layout.x["b"]) == (layout.x["d"] < layout.x["c"])
+    arrangement = lay_out("uml", "ul um ml")
+    assert [arrangement.row[problem] for problem in "uml"] == [0, 1, 2]
+    _, lane, _ = arrangement.chains["u", "l"]
+    assert abs(arrangement.x[lane] - arrangement.x["m"]) > WIDTH / 2
+    arrangement = lay_out("tabcdl", "ta tb ad bc dl cl")
+    assert (arrangement.x["a"] < arrangement.x["b"]) == (arrangement.x["d"] < arrangement.x["c"])
     # A cycle still gives a picture.
     assert set(lay_out("ab", "ab ba").row) == {"a", "b"}
 

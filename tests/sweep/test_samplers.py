@@ -31,7 +31,7 @@ from mlotool.sweep.samplers.base import (  # noqa: E402
 )
 from mlotool.sweep.samplers.evolution import EvolutionSampler  # noqa: E402
 from mlotool.sweep.samplers.predictor import Parameter, PredictorSampler, Weights, evaluate  # noqa: E402
-from mlotool.sweep.samplers.reinforce import Cell, ReinforceSampler  # noqa: E402
+from mlotool.sweep.samplers.reinforce import Category, ReinforceSampler  # noqa: E402
 
 Make = Callable[[int], Any]
 MAKERS: dict[str, Make] = {
@@ -304,7 +304,7 @@ def history(*given: tuple[str, float]) -> History:
     return History("study", outcomes(*given), frozenset())
 
 
-def objective(logits: Mapping[Cell, float], taken: int, advantage: float, entropy_weight: float) -> float:
+def objective(logits: Mapping[Category, float], taken: int, advantage: float, entropy_weight: float) -> float:
     """Return what a trial's step climbs: its advantage times the logarithm of its probability, and the entropy."""
     total = sum(math.exp(each) for each in logits.values())
     chances = [math.exp(each) / total for each in logits.values()]
@@ -321,10 +321,10 @@ def test_a_step_is_the_gradient_by_finite_differences(entropy_weight: float) -> 
     )
     # 2.5 is better than two of the three scores before it.
     advantage = 1 / 3
-    for cell, logit in before.items():
-        moved = [{**before, cell: logit + step} for step in (size, -size)]
+    for category, logit in before.items():
+        moved = [{**before, category: logit + step} for step in (size, -size)]
         up, down = (objective(each, 0, advantage, entropy_weight) for each in moved)
-        assert after[cell] - logit == pytest.approx(rate * (up - down) / (2 * size), abs=1e-8)
+        assert after[category] - logit == pytest.approx(rate * (up - down) / (2 * size), abs=1e-8)
 
 
 def test_the_baseline_moves() -> None:

@@ -17,7 +17,7 @@ from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import target
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.auxiliary.team import TINY, Team, Timeline, forecast
+from mlotool.layerparallel.auxiliary.team import TINY, SpanRecorder, Team, forecast
 from mlotool.layerparallel.auxiliary.variables import AuxiliarySettings, Samples, StageStep
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.chain import MEASURED, balanced_cut, bound, chain_for
@@ -127,7 +127,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.transport = Transport()
-        self._timeline = Timeline(self.record)
+        self._recorder = SpanRecorder(self.record)
         self._team: Team | None = None
         self._seed: int | None = None
         self._num_steps = 0
@@ -237,7 +237,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         inputs = bound(self._module, args, kwargs)
         team = self._team or self._build(inputs)
         self._step = step = self._describe(team, inputs)
-        self._timeline.begin(self._num_steps, step.device)
+        self._recorder.begin(self._num_steps, step.device)
         result = team.forward(step)
         if not team.has_last:
             raise _LastStageElsewhere
@@ -306,7 +306,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
         [first, *_] = self.transport.own(self.stages)
-        spans = Timeline.joined(list(self.transport.gathered({str(first): self._timeline.spans}).values()))
+        spans = SpanRecorder.joined(list(self.transport.gathered({str(first): self._recorder.spans}).values()))
         if not spans:
             return None
         return {
@@ -357,7 +357,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         names = stages.of_first(lambda: replicas.of_first(lambda: balanced_cut(chain, self.stages, cut, self.key)))
         require(kept in (None, names), f"{self.key}.cut", names, f"the checkpoint's cuts {kept}")
         assert self._seed is not None, "A program has a seed for it."
-        shared = self, self.transport, self._timeline, self._seed
+        shared = self, self.transport, self._recorder, self._seed
         self._team = Team(self.key, self._module, chain.stages(names), names, inputs, *shared)
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])

@@ -23,7 +23,7 @@ from mlotool.layerparallel.partition.trace import Inputs, Stage, undisturbed
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
 
-class Timeline:
+class SpanRecorder:
     """What each stage did when: spans of time of the first batches, in seconds.
 
     Args:
@@ -33,11 +33,11 @@ class Timeline:
         spans: recorded so far: mappings with `rank`, `batch`, `what`, `begin` and `end`.
 
     Example:
-        >>> timeline = Timeline(num_batches=1)
-        >>> timeline.begin(0, torch.device("cpu"))
-        >>> with timeline.span(rank=0, what="forward"):
+        >>> recorder = SpanRecorder(num_batches=1)
+        >>> recorder.begin(0, torch.device("cpu"))
+        >>> with recorder.span(rank=0, what="forward"):
         ...     total = torch.ones(2).sum()
-        >>> [(span["rank"], span["batch"], span["what"]) for span in timeline.spans]
+        >>> [(span["rank"], span["batch"], span["what"]) for span in recorder.spans]
         [(0, 0, 'forward')]
     """
 
@@ -152,7 +152,7 @@ class Worker:
     Args:
         stage: the part of the module that it runs.
         variables: where the stage begins, and what its end is aimed at.
-        timeline: records what takes how long.
+        recorder: records what takes how long.
 
     Attributes:
         violations: (2,), the violation at the interface before the stage in the last step, and the norm of the states
@@ -163,7 +163,7 @@ class Worker:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = torch.nn.Linear(2, 1), AuxiliarySettings(stages=1)
         >>> [stage], variables = partition(net, 1), kinds.StoredVariables(0, settings, Transport(), seed=0)
-        >>> worker = Worker(stage, variables, Timeline(0))
+        >>> worker = Worker(stage, variables, SpanRecorder(0))
         >>> step = StageStep(settings, 0, (torch.ones(4, 2),), [], torch.float32, torch.device("cpu"))
         >>> worker.prepare(step)
         >>> loss = worker.forward(step).sum()
@@ -171,11 +171,11 @@ class Worker:
         [tensor([[4., 4.]])]
     """
 
-    def __init__(self, stage: Stage, variables: kinds.AbstractVariables, timeline: Timeline) -> None:
+    def __init__(self, stage: Stage, variables: kinds.AbstractVariables, recorder: SpanRecorder) -> None:
         self.stage, self.variables, self.number = stage, variables, variables.number
         self.violations: Tensor | None = None
         self.curvature = 0.0
-        self._transport, self._timeline = variables.transport, timeline
+        self._transport, self._recorder = variables.transport, recorder
         self._places = Slots(stage.module)
         self._leaf: Tensor | None = None
         self._loss: Tensor | None = None
@@ -205,9 +205,9 @@ class Worker:
     def prepare(self, step: StageStep) -> None:
         """Find the auxiliary variables, and begin to receive where the stage before ends."""
         number = self.number
-        with self._timeline.span(number, "communication"):
+        with self._recorder.span(number, "communication"):
             self.variables.await_variable(step)
-        with self._timeline.span(number, "auxnet"):
+        with self._recorder.span(number, "auxnet"):
             self.variables.prepare(step)
         if not self.variables.is_first:
             self._transport.expect("state", number - 1, number, step.blank(number))
@@ -217,13 +217,13 @@ class Worker:
         own = self.variables.own
         self._leaf = None if own is None else own.detach().requires_grad_()
         are_moved = not step.settings.recalibrate
-        with self._timeline.span(self.number, "forward"), self._buffers(are_moved):
+        with self._recorder.span(self.number, "forward"), self._buffers(are_moved):
             end = self.stage(self._leaf, step.inputs)
         if self.variables.is_last:
             return end
         end = end.to(step.dtype)
         self._transport.send("state", self.number, self.number + 1, end.detach().contiguous())
-        with self._timeline.span(self.number, "communication"):
+        with self._recorder.span(self.number, "communication"):
             self._aim = self.variables.target()
         kind = end.device.type
         self._precision = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -261,7 +261,7 @@ class Worker:
         assert loss is not None
         points = [*theta] if self._leaf is None else [*theta, self._leaf]
         slopes: list[Tensor | None] = [None] * len(points)
-        with self._timeline.span(self.number, "backward"):
+        with self._recorder.span(self.number, "backward"):
             if loss.requires_grad:
                 slopes[:] = torch.autograd.grad(loss, points, allow_unused=True)
         self._loss = None
@@ -281,11 +281,11 @@ class Worker:
             return
         number = self.number
         assert self._leaf is not None and self._onward is not None
-        with self._timeline.span(number, "communication"):
+        with self._recorder.span(number, "communication"):
             state = self._transport.receive("state", number - 1, number)
         point, onward = self._leaf.detach(), self._onward
         self.violations = violations(point, state)
-        with self._timeline.span(number, "auxnet"):
+        with self._recorder.span(number, "auxnet"):
             slope = self._slopes(step, state, point, onward, lambda other: self._gradient(step, other, loss_at))
             self.variables.correct(step, state, slope.contiguous())
         self._leaf = self._onward = self.variables.own = self._aim = None
@@ -323,9 +323,9 @@ class Worker:
 
     def finish(self, step: StageStep) -> None:
         """Do what can be done only after the next stage has corrected its variables."""
-        with self._timeline.span(self.number, "communication"):
+        with self._recorder.span(self.number, "communication"):
             self.variables.await_slope(step)
-        with self._timeline.span(self.number, "auxnet"):
+        with self._recorder.span(self.number, "auxnet"):
             self.variables.finish(step)
 
     @contextmanager
@@ -350,7 +350,7 @@ class Team:
         inputs: a batch that the module is called with.
         settings: how the stages are trained.
         transport: between the stages; it says which of them are this process's.
-        timeline: records what takes how long.
+        recorder: records what takes how long.
         seed: of the noise on auxiliary variables.
 
     Attributes:
@@ -364,7 +364,7 @@ class Team:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), AuxiliarySettings(stages=2)
         >>> stages, inputs = partition(net, 2, ["2"]), (torch.zeros(1, 2),)
-        >>> team = Team("parallel", net, stages, ["2"], inputs, settings, Transport(), Timeline(0), seed=0)
+        >>> team = Team("parallel", net, stages, ["2"], inputs, settings, Transport(), SpanRecorder(0), seed=0)
         >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
         ([0, 1], [torch.Size([4])])
     """
@@ -376,7 +376,7 @@ class Team:
     inputs: Inputs
     settings: AuxiliarySettings
     transport: Transport
-    timeline: Timeline
+    recorder: SpanRecorder
     seed: int
 
     def __post_init__(self) -> None:
@@ -393,7 +393,7 @@ class Team:
         for number in transport.own(num_stages):
             variables = self._variables(number, parts)
             variables.to(self.device)
-            self.workers[number] = Worker(self.stages[number], variables, self.timeline)
+            self.workers[number] = Worker(self.stages[number], variables, self.recorder)
         users = Counter(id(parameter) for stage in self.stages for parameter in stage.parameters.values())
         self._shared = {identity for identity, count in users.items() if count > 1}
 

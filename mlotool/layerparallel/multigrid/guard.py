@@ -53,7 +53,7 @@ class Solved:
         """
         pairs = ((self.vector(), exact.vector()), (self.state.double(), exact.state.double()))
         # All ranks have the last state; that its sizes are added up as well makes them find the same bits.
-        sizes = [(norm((one - other).norm()), norm(other.norm())) for one, other in pairs]
+        sizes = [(norm((mine - theirs).norm()), norm(theirs.norm())) for mine, theirs in pairs]
         return max(float(distance / size) if size else float(distance) for distance, size in sizes)
 
     def cosine(self, exact: "Solved", norm: Norm) -> float:

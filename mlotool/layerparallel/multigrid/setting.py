@@ -163,7 +163,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
 @dataclass(frozen=True)
-class Part:
+class ModulePart:
     """Layers of a module.
 
     Args:
@@ -181,7 +181,7 @@ class Part:
     layers: nn.Module
 
 
-def find_parts(module: nn.Module, names: str | Sequence[str] | None) -> dict[str, Part]:
+def find_parts(module: nn.Module, names: str | Sequence[str] | None) -> dict[str, ModulePart]:
     """Return the parts of a module by name.
 
     Args:
@@ -212,7 +212,7 @@ def find_parts(module: nn.Module, names: str | Sequence[str] | None) -> dict[str
         return {path: _whole(child) for path, child in whole.items() if not _is_inside(path, whole)}
     if isinstance(modules.get("residual"), _CONTAINERS):
         return {"residual": _named(module, "residual")}
-    runs = {name: Part(blocks, WholeLayers(blocks)) for name, blocks in equal_blocks(module).items()}
+    runs = {name: ModulePart(blocks, WholeLayers(blocks)) for name, blocks in equal_blocks(module).items()}
     if not runs:
         raise _no_part(module, f"no equal blocks that follow each other in {type(module).__name__}")
     return runs
@@ -253,7 +253,7 @@ def _kind(block: nn.Module) -> object:
     return type(block), repr(block), [(name, tensor.shape, tensor.dtype) for name, tensor in tensors]
 
 
-def _named(module: nn.Module, name: str) -> Part:
+def _named(module: nn.Module, name: str) -> ModulePart:
     match = _NAME.fullmatch(name)
     path = None if match is None else match["path"]
     modules = dict(module.named_modules())
@@ -269,12 +269,12 @@ def _named(module: nn.Module, name: str) -> Part:
     blocks = list(child)[begin:end]
     if not blocks:
         raise _no_part(module, f"no blocks at {name!r}, of {len(child)} there")
-    return Part(blocks, WholeLayers(blocks))
+    return ModulePart(blocks, WholeLayers(blocks))
 
 
-def _whole(layers: Any) -> Part:
+def _whole(layers: Any) -> ModulePart:
     # Its own settings are those of a module that is used by itself.
-    return Part([layers], layers.serial().layers if isinstance(layers, MultigridResidual) else layers)
+    return ModulePart([layers], layers.serial().layers if isinstance(layers, MultigridResidual) else layers)
 
 
 def _is_inside(path: str, outer: Iterable[str]) -> bool:

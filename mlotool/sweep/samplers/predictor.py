@@ -183,7 +183,7 @@ class Parameter:
         return self.features(candidates(self._range, random))
 
 
-class Space:
+class ParameterSpace:
     """The parameters that trials had, and which of them occur together.
 
     Args:
@@ -252,7 +252,7 @@ class Prediction:
         tried: points that are not to be tried again.
     """
 
-    space: Space
+    space: ParameterSpace
     weights: Weights
     options: dict[str, Array]
     company: dict[tuple[str, Any], frozenset[str]]
@@ -304,7 +304,7 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
         if len(history.scored) < self._num_startup_trials:
             return None
         outcomes = _learned_from(history.scored, self._max_trials)
-        space, random = Space(outcomes), base.generator(self._seed, number, "weights")
+        space, random = ParameterSpace(outcomes), base.generator(self._seed, number, "weights")
         features = space.features([outcome.params for outcome in outcomes])
         weights = draw_weights(features, space.groups, normal_scores([outcome.score for outcome in outcomes]), random)
         options = {name: parameter.options(random) for name, parameter in space.parameters.items()}

@@ -13,9 +13,9 @@ from mlotool.sweep.samplers import base
 from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome
 
 # A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly.
-Cell = tuple[str, Any]
-# Of a parameter's cells; those that are not there are zero.
-Logits = Mapping[str, Mapping[Cell, float]]
+Category = tuple[str, Any]
+# Of a parameter's categories; those that are not there are zero.
+Logits = Mapping[str, Mapping[Category, float]]
 
 
 @checked
@@ -23,7 +23,7 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
     """REINFORCE with a moving baseline.
 
     Each parameter has a categorical distribution `pi = softmax(z)` of its own. A finished trial of score `r` (its
-    value, of which more is better) moves the logits of its parameters, whose cells were `c`, by
+    value, of which more is better) moves the logits of its parameters, whose categories were `c`, by
 
         z += learning_rate * (A * (onehot(c) - pi) + entropy_weight * grad_z H(pi)),
 
@@ -68,7 +68,7 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
 
     def begin(self, history: History, number: int) -> Logits:
         """Return the policy after all trials that have finished."""
-        logits, outcomes = dict[str, dict[Cell, float]](), history.scored
+        logits, outcomes = dict[str, dict[Category, float]](), history.scored
         for index, outcome in enumerate(outcomes):
             before = [earlier.score for earlier in outcomes[max(index - self._window, 0) : index]]
             self._learn(logits, outcome, _advantage(outcome.score, before))
@@ -77,30 +77,30 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
     def choose(self, state: Logits, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         """Return a value that the policy draws."""
         random = base.generator(self._seed, trial.number, "value", name)
-        cells = _cells(distribution, self._num_bins)
-        kind, which = cells[int(random.choice(len(cells), p=_probabilities(state.get(name, {}), cells)))]
+        categories = _categories(distribution, self._num_bins)
+        kind, which = categories[int(random.choice(len(categories), p=_probabilities(state.get(name, {}), categories)))]
         if kind == "bin":
             return base.at(distribution, (which + random.random()) / self._num_bins)
         return distribution.choices[which] if isinstance(distribution, CategoricalDistribution) else which
 
-    def _learn(self, logits: dict[str, dict[Cell, float]], outcome: Outcome, advantage: float) -> None:
+    def _learn(self, logits: dict[str, dict[Category, float]], outcome: Outcome, advantage: float) -> None:
         for name, distribution in outcome.distributions.items():
-            own, cells = logits.setdefault(name, {}), _cells(distribution, self._num_bins)
-            taken = _cell(distribution, outcome.params[name], cells)
-            probabilities = _probabilities(own, cells)
+            own, categories = logits.setdefault(name, {}), _categories(distribution, self._num_bins)
+            taken = _category(distribution, outcome.params[name], categories)
+            probabilities = _probabilities(own, categories)
             entropy = -sum(probability * math.log(probability) for probability in probabilities if probability > 0)
-            for cell, probability in zip(cells, probabilities, strict=True):
-                gradient = advantage * ((cell == taken) - probability)
+            for category, probability in zip(categories, probabilities, strict=True):
+                gradient = advantage * ((category == taken) - probability)
                 if self._entropy and probability > 0:
                     gradient -= self._entropy * probability * (math.log(probability) + entropy)
-                own[cell] = own.get(cell, 0.0) + self._learning_rate * gradient
+                own[category] = own.get(category, 0.0) + self._learning_rate * gradient
 
 
 def _advantage(score: float, before: Sequence[float]) -> float:
     return sum((score > earlier) - (score < earlier) for earlier in before) / len(before) if before else 0.0
 
 
-def _cells(distribution: BaseDistribution, num_bins: int) -> list[Cell]:
+def _categories(distribution: BaseDistribution, num_bins: int) -> list[Category]:
     if isinstance(distribution, CategoricalDistribution):
         return [("choice", index) for index in range(len(distribution.choices))]
     values = base.countable(distribution, num_bins)
@@ -109,17 +109,17 @@ def _cells(distribution: BaseDistribution, num_bins: int) -> list[Cell]:
     return [("bin", index) for index in range(num_bins)]
 
 
-def _cell(distribution: BaseDistribution, value: Any, cells: Sequence[Cell]) -> Cell:
+def _category(distribution: BaseDistribution, value: Any, categories: Sequence[Category]) -> Category:
     if isinstance(distribution, CategoricalDistribution):
-        return cells[int(distribution.to_internal_repr(value))]
-    if cells[0][0] == "value":
+        return categories[int(distribution.to_internal_repr(value))]
+    if categories[0][0] == "value":
         # Of a grid of fractions a value that another process wrote may differ in the last bit.
-        return min(cells, key=lambda cell: abs(cell[1] - value))
-    return cells[min(int(base.position(distribution, value) * len(cells)), len(cells) - 1)]
+        return min(categories, key=lambda category: abs(category[1] - value))
+    return categories[min(int(base.position(distribution, value) * len(categories)), len(categories) - 1)]
 
 
-def _probabilities(logits: Mapping[Cell, float], cells: Sequence[Cell]) -> list[float]:
-    given = [logits.get(cell, 0.0) for cell in cells]
+def _probabilities(logits: Mapping[Category, float], categories: Sequence[Category]) -> list[float]:
+    given = [logits.get(category, 0.0) for category in categories]
     largest = max(given)
     weights = [math.exp(logit - largest) for logit in given]
     total = sum(weights)
