@@ -17,7 +17,7 @@ class ConfigError(MlotoolError, ValueError):
 
 
 class RefusedError(ConfigError):
-    """A constructor refuses its settings, by an error that it raises itself (`core.refusals.is_refusal`)."""
+    """A constructor refuses its settings, by an error that it raises itself (`core.user_code.is_refusal`)."""
 
 
 class InfeasibleModelError(ConfigError):
