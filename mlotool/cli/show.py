@@ -21,6 +21,7 @@ from mlotool import config as configuration
 from mlotool.cli.arguments import Request, compose_request, recipe_parser
 from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
 from mlotool.config import building, composition, drawing, resolve, trusted
+from mlotool.config.sources import unfit_choices
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape
 
@@ -74,6 +75,8 @@ def summary(request: Request, config: Any, words: list[str]) -> str:
         if names:
             lines += wrap(f"{label}: {', '.join(names)}", _WIDTH, initial_indent="# ", subsequent_indent="#   ")
     values = parts.values(config)
+    if unfit := [{f"override /{address}": None} for address in unfit_choices(values)]:
+        values = {"defaults": ["_self_", *unfit], **values}
     # A mapping of plain values is one line, as in the recipes.
     body = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return "\n".join([*lines, body])

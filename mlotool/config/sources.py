@@ -6,10 +6,11 @@ this process only, and act for mlotool's own configs alone.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -171,6 +172,24 @@ def _choose_none(document: Document) -> None:
             nones.append({f"override /{address}": None})
     if nones:
         document.data["defaults"] = [*entries, *nones]
+
+
+def unfit_choices(values: Mapping[str, Any]) -> list[str]:
+    """Return the options that every config has and of which a part has another target than the values of a recipe say.
+
+    A recipe of these values chooses none there, or the keys of that part would be merged with its own.
+    """
+    choices = [(address.partition("@")[0], name) for address, name in _default_choices().items()]
+    options = {group: read_document(package_dir("conf") / group / f"{name}{SUFFIX}").data for group, name in choices}
+    return [group for group, option in options.items() if _differ_below(values.get(group), option)]
+
+
+def _differ_below(node: Any, option: Any) -> bool:
+    """Say whether two nodes of one target have parts of different ones."""
+    if not (isinstance(node, Mapping) and isinstance(option, Mapping) and node.get("_target_") == option["_target_"]):
+        return False
+    pairs = [(node[key], part) for key, part in option.items() if isinstance(part, Mapping) and "_target_" in part]
+    return any(value["_target_"] != part["_target_"] or _differ_below(value, part) for value, part in pairs)
 
 
 def _inherited(document: Document, seen: set[Path]) -> dict[str, str]:
