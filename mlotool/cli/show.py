@@ -75,8 +75,8 @@ def summary(request: Request, config: Any, words: list[str]) -> str:
         if names:
             lines += wrap(f"{label}: {', '.join(names)}", _WIDTH, initial_indent="# ", subsequent_indent="#   ")
     values = parts.values(config)
-    if unfit := [{f"override /{address}": None} for address in unfit_choices(values)]:
-        values = {"defaults": ["_self_", *unfit], **values}
+    if unfit := [f"override /{group}: null" for group in unfit_choices(values)]:
+        lines.append(f"defaults: [_self_, {', '.join(unfit)}]")
     # A mapping of plain values is one line, as in the recipes.
     body = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return "\n".join([*lines, body])

@@ -1,21 +1,36 @@
-"""The whole package, read as text: public names show how they are used, and functions take few arguments."""
+"""The whole package: public names show how they are used, and functions take few arguments."""
 
 import ast
+import doctest
 import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import mlotool
+import mlotool.spaces
 
 ROOT = Path(mlotool.__file__).parent
 MAX_PARAMETERS = {"__init__": 13}
 """Of functions by name, `self` included; of all others 9, or 8 outside of classes."""
 
 
+MODULES = [module.name for module in pkgutil.walk_packages(mlotool.__path__, "mlotool.")]
+# What the examples of spaces use as it is offered.
+OFFERED = {"torch": torch, **{name: getattr(mlotool.spaces, name) for name in mlotool.spaces.__all__}}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if "template" not in name and "__main__" not in name])
+def test_examples(name: str) -> None:
+    offered = OFFERED if name.startswith("mlotool.spaces") else None
+    module = importlib.import_module(name)
+    assert doctest.testmod(module, extraglobs=offered, optionflags=doctest.ELLIPSIS).failed == 0
+
+
 @pytest.mark.parametrize("package", ["distributed", "hypergradient", "layerparallel"])
 def test_public_names_have_examples(package: str) -> None:
-    """Each package runs them in a test of its own."""
     exported = getattr(importlib.import_module(f"mlotool.{package}"), "__all__", None)
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -27,15 +27,19 @@ QUICK = ("plain", "mwn")
 SMALLER: dict[str, list[str]] = {
     "maml": [f"problems.{name}.module.hidden=[8]" for name in ("learner", "meta")],
     "oneshot_peaks": ["problems.classifier.module.num_layers=16", "problems.classifier.parallel.levels=2"],
+    "layerparallel_penalty": ["problems.classifier.parallel.beta=10"],
 }
 """By recipe: what makes it smaller still."""
 
 LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
-REMAT = "would keep what remat of"
+REMAT, DRAWS = "would keep what remat of", "the losses draw random numbers"
 APART: dict[str, dict[str, str]] = {
     "lm_learning_rate_paper": {"model": REMAT, "rate": REMAT},
     "lm_loss_weighting_paper": {"model": REMAT, "weigher": REMAT},
     "lm_maml_paper": {"learner": REMAT, "meta": REMAT},
+    "explore_darts": dict.fromkeys(("classifier", "architecture"), "view size is not compatible"),
+    **{f"explore_{name}": dict.fromkeys(("classifier", "architecture"), DRAWS) for name in ("enas", "proxyless")},
+    "explore_spos": {"classifier": DRAWS},
     **{
         name: LAYER_PARALLEL
         for name in RECIPES

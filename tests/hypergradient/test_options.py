@@ -1,9 +1,6 @@
 """The options in conf/hypergradient/ that are implicit: a swap of them leaves no key over."""
 
-import doctest
-import importlib
 import math
-import pkgutil
 import re
 from collections.abc import Callable
 from inspect import signature
@@ -13,7 +10,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import mlotool.hypergradient
 from mlotool import EvolutionStrategies, Implicit, Neumann, Penalty, Unrolled, hypergradient
 from mlotool.config.trusted import trusted_names
 from mlotool.core.errors import ConfigError
@@ -63,14 +59,6 @@ def test_an_argument_is_refused(make: Make, given: dict[str, Any]) -> None:
         ConfigError, match=rf"({make.__name__}|hypergradient)\.{key}: found {found}; expected .* Correct"
     ):
         make(**given)
-
-
-MODULES = [each.name for each in pkgutil.walk_packages(mlotool.hypergradient.__path__, "mlotool.hypergradient.")]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
 
 
 def test_states_of_an_older_version_are_refused_where_they_are_others() -> None:

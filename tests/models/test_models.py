@@ -1,6 +1,3 @@
-import doctest
-import importlib
-import pkgutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,14 +189,6 @@ def test_the_strongest_edges_are_kept_and_none_never_is() -> None:
         *("sep_conv_3x3", "skip_connect"),
     ]
     assert list(found) == list(given)
-
-
-MODULES = [each.name for each in pkgutil.walk_packages(models.__path__, "mlotool.models.")]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
 
 
 def _sigma(x: np.ndarray) -> np.ndarray:

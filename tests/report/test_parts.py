@@ -1,6 +1,3 @@
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 
@@ -54,8 +51,3 @@ def test_what_is_shown_of_an_axis(values: list[float], expected: tuple[float, fl
     assert (seen.low, seen.high, seen.is_log, seen.is_clipped) == expected
     assert ("would crush the others" in seen.note) is seen.is_clipped
     assert seen.clip([1e300]).tolist() == [seen.high]
-
-
-@pytest.mark.parametrize("name", ["figure", "formats", "models", "search", "sweep", "sweep_figures"])
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"mlotool.report.{name}")).failed == 0

@@ -1,9 +1,6 @@
 """What each sampler of ours does in any space; its draws follow from the study, the seed and a trial's number."""
 
-import doctest
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from statistics import mean
@@ -16,7 +13,6 @@ optuna = pytest.importorskip("optuna")
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
-import mlotool.sweep.samplers  # noqa: E402
 from mlotool.core.errors import ConfigError  # noqa: E402
 from mlotool.sweep.samplers import predictor  # noqa: E402
 from mlotool.sweep.samplers.base import (  # noqa: E402
@@ -529,11 +525,3 @@ def test_what_is_known_when_a_trial_begins() -> None:
     history = read_history(study, 5, "evolution")
     assert [outcome.number for outcome in history.outcomes] == [1, 3, 2, 0]
     assert len(history.tried) == 5 and frozenset(running.params.items()) in history.tried
-
-
-MODULES = [each.name for each in pkgutil.walk_packages(mlotool.sweep.samplers.__path__, "mlotool.sweep.samplers.")]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
