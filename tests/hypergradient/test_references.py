@@ -292,7 +292,7 @@ def test_what_is_refused_is_a_row_with_the_reason() -> None:
     program = two_levels((Point(numbers(0.1)), low), top, Implicit(Exact()))
     *_, row = compare(program, "u", {}, {"unrolled": Unrolled})
     assert row.norm is None
-    assert "found None; expected one of torch.optim.SGD" in row.note
+    assert "found None; expected one of torch.optim.Adam" in row.note
 
 
 def test_an_indefinite_problem_has_no_reference() -> None:
