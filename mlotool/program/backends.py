@@ -377,7 +377,11 @@ def _direct(target: Any) -> Any:
     """Return the Python binding of an aten operation: it parses its arguments in half the time."""
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return target
-    name = schema_of(target).name.removeprefix("aten::")
+    schema = schema_of(target)
+    # A graph leaves out arguments that have their default: the mean, which is not what the binding takes for it.
+    if any(argument.name == "reduction" for argument in schema.arguments):
+        return target
+    name = schema.name.removeprefix("aten::")
     if name in _METHODS:
         return _METHODS[name]
     if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):

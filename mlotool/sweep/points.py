@@ -15,6 +15,7 @@ from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders.run_folder import ENDED, RunFolder
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep.folder import JobOutcome, read_outcome
+from mlotool.sweep.study_options import num_random_trials
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,6 @@ class AbstractPoints(ABC):
         """Take in how a job ended."""
 
 
-# Options of samplers that say how many trials they draw at random at first.
-_RANDOM = ("n_startup_trials", "num_startup_trials", "population_size")
-
-# The same where no option says it.
-_NUM_RANDOM = {"tpe": 10, "gp": 10, "cmaes": 1, "nsga2": 50, "evolution": 20, "predictor": 10}
-
-
 def write_plan(folder: Path, plan: SweepPlan, points: AbstractPoints | None = None) -> None:
     """Write plan.json: what the report of a sweep says of jobs that have not begun.
 
@@ -223,8 +217,8 @@ def write_plan(folder: Path, plan: SweepPlan, points: AbstractPoints | None = No
     num_jobs = plan.num_jobs if points is None else points.total
     content: dict[str, Any] = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
     if not is_grid:
-        settings, options = plan.settings, plan.settings["sampler_options"] or {}
-        num_random = next((options[key] for key in _RANDOM if key in options), _NUM_RANDOM.get(settings["sampler"], 0))
+        settings = plan.settings
+        num_random = num_random_trials(settings["sampler"], settings["sampler_options"])
         kept = ("sampler", "repeats", "second_objective")
         content["search"] = {"num_random": num_random, **{key: settings[key] for key in kept}}
         content["search"]["second_mode"] = settings["second_objective_mode"]

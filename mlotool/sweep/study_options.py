@@ -15,6 +15,9 @@ from mlotool.core.errors import ConfigError, WriteError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import parameters, setting_fault
 
+# Options of samplers that say how many trials they draw at random at first.
+_RANDOM = ("n_startup_trials", "num_startup_trials", "population_size")
+
 
 def import_extra(module: str, key: str, extra: str) -> Any:
     """Import a package that an extra of ours brings.
@@ -92,10 +95,13 @@ def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
     if name == "cmaes":
         # Optuna asks for it at its first own point, when jobs have been trained.
         import_extra("cmaes", "sweep.sampler=cmaes", "optuna")
-    samplers = import_optuna().samplers
-    # Ours derive from Optuna's, and are imported once it is known to be there.
-    module = import_module(f"mlotool.sweep.samplers.{name}") if name in OWN_SAMPLERS else samplers
-    return _make(getattr(module, SAMPLERS[name]), "sampler", name, options, seed)
+    return _make(_sampler_class(name), "sampler", name, options, seed)
+
+
+def num_random_trials(name: str, options: Mapping[str, Any]) -> int:
+    """Return how many trials a sampler draws at random before it looks at results."""
+    known = ((key, taken.default) for key, taken in parameters(_sampler_class(name)).items() if key in _RANDOM)
+    return next((options.get(key, default) for key, default in known), 0)
 
 
 def make_study_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
@@ -142,6 +148,13 @@ def option_faults(settings: Mapping[str, Any]) -> Iterator[str]:
                 make(name, options)
             except ConfigError as error:
                 yield str(error)
+
+
+def _sampler_class(name: str) -> Any:
+    samplers = import_optuna().samplers
+    # Ours derive from Optuna's, and are imported once it is known to be there.
+    module = import_module(f"mlotool.sweep.samplers.{name}") if name in OWN_SAMPLERS else samplers
+    return getattr(module, SAMPLERS[name])
 
 
 def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int | None = None) -> Any:

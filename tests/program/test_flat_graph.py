@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 from mlotool.program import backends
 from mlotool.program.backends import reuse_memory, simplified, with_shared_values
@@ -89,6 +90,19 @@ def test_a_large_value_that_nothing_waits_for_is_taken_again(monkeypatch: pytest
     large = operations(with_shared_values(graph))
     assert (small["cos"], large["cos"], operations(graph)["cos"]) == (1, 3, 3)
     assert small["mm"] == large["mm"] == 1
+
+
+FUNCTIONS = ["binary_cross_entropy_with_logits", "elu", "gelu", "hardtanh", "huber_loss", "l1_loss", "leaky_relu",
+             "mse_loss", "smooth_l1_loss", "soft_margin_loss", "softplus", "softshrink"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arguments_that_a_graph_leaves_out_have_their_defaults(name: str) -> None:
+    x, y = torch.randn(4, 1), torch.rand(4, 1)
+    function = getattr(functional, name)
+    values = (x, y) if name.endswith(("loss", "logits")) else (x,)
+    graph = make_fx(lambda *arguments: [function(*arguments)])(*values)
+    torch.testing.assert_close(backends._eager(graph, values, 0)(*values), [function(*values)])
 
 
 def drawn(x: Tensor) -> Tensor:
