@@ -34,13 +34,13 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield from (value for key, value in ast.iter_fields(node) if key in ("id", "attr", "arg"))
 
 
-def users() -> set[str]:
-    """Return the files of mlotool that use a private name which no file of mlotool gives."""
+def users() -> dict[str, set[str]]:
+    """Return the private names that files of mlotool use and none of them gives, by file."""
     trees = {file: ast.parse(file.read_text()) for file in sorted((ROOT / "mlotool").rglob("*.py"))}
     ours = {name for tree in trees.values() for name in defined(tree)} | {*_OTHERS.split(), *_KNOWN.split()}
     is_private = re.compile(r"_(?!_|foreach_|fused_)").match
-    found = {file for file, tree in trees.items() if any(is_private(x) and x not in ours for x in names(tree))}
-    return {file.relative_to(ROOT / "mlotool").as_posix() for file in found}
+    found = {file: {x for x in names(tree) if is_private(x) and x not in ours} for file, tree in trees.items()}
+    return {file.relative_to(ROOT / "mlotool").as_posix(): private for file, private in found.items() if private}
 
 
 def test_what_finds_them() -> None:
@@ -49,10 +49,12 @@ def test_what_finds_them() -> None:
     assert {*defined(tree)} == {"_own", "_a"}
 
 
-def test_each_file_is_listed_with_tests_that_are_there() -> None:
+def test_each_file_is_listed_with_its_names_and_tests_that_are_there() -> None:
     table = (ROOT / "docs" / "dependencies.md").read_text().partition("## Private names")[2]
-    assert users() == set(re.findall(r"`(\w+(?:/\w+)+\.py)`", table.partition("| file |")[2]))
-    assert len(users()) <= 20
+    rows = dict(re.findall(r"^\| `(\w+(?:/\w+)+\.py)` \| ([^|]+) \|", table, re.M))
+    assert users().keys() == rows.keys()
+    assert [(file, x) for file, private in users().items() for x in private if x not in rows[file]] == []
+    assert len(rows) <= 20
     tests = re.findall(r"tests/[\w/]+\.py", table)
     assert tests
     assert [test for test in tests if not (ROOT / test).is_file()] == []
