@@ -107,19 +107,32 @@ def without_gradient(problem: str) -> ConfigError:
 
 
 def check_module(problem: str, module: Any) -> None:
-    """Refuse what is no module, and a module whose parameters have no values.
+    """Refuse what is no module, and a module with a parameter that no step of an optimizer can change as it should.
 
     Args:
         problem: the problem's name.
         module: of the problem.
 
     Raises:
-        ConfigError: it is no nn.Module, or has a parameter on the device `meta`.
+        ConfigError: it is no nn.Module, or has such a parameter.
     """
     key = f"problems.{problem}.module"
     require(isinstance(module, nn.Module), key, module, "an nn.Module, built", "Give one, such as nn.Linear(3, 1).")
-    meta = next((path for path, parameter in module.named_parameters() if parameter.is_meta), None)
-    require(meta is None, f"{key}.{meta}", "a parameter on the device meta", "one with values")
+    for path, parameter in module.named_parameters():
+        fault = ""
+        if parameter.is_meta:
+            fault = "on the device meta"
+        elif is_lazy(parameter):
+            continue
+        elif parameter.is_inference():
+            fault = "that was made in torch.inference_mode()"
+        elif parameter.layout != torch.strided:
+            fault = "that is sparse"
+        elif (0, True) in zip(parameter.stride(), [size > 1 for size in parameter.shape], strict=True):
+            fault = "whose elements share memory, as expand() makes them"
+        if fault:
+            expected = "one with a number of its own for each element. Make it nn.Parameter(tensor.clone())"
+            raise ConfigError(f"{key}.{path}: found a parameter {fault}; expected {expected}.")
 
 
 def check_owners(modules: Mapping[str, nn.Module]) -> None:

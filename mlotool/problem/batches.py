@@ -229,6 +229,11 @@ def _read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
     """Return the batch of a data set's `__getitems__`, collated."""
     with noted(lambda: Call("data", dataset, {"indices": indices}, "a batch", "Correct the data set.")):
         batch = dataset.__getitems__(indices, **seed)
+    parts = (batch.get("input"), batch.get("target")) if isinstance(batch, Mapping) else (batch,)
+    for part in parts:
+        if (isinstance(part, list) or (isinstance(part, Tensor) and part.ndim)) and len(part) != len(indices):
+            count, whose = f"{len(part)} samples for {len(indices)} indices", f"the __getitems__ of {named(dataset)}"
+            raise ConfigError(f"data: found {count} in {whose}; expected one for each, in their order. Correct it.")
     return _collated(dataset, batch) if isinstance(batch, list) else batch
 
 

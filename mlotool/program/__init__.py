@@ -4,7 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.problem.interface import AbstractHypergradient, AbstractStepwise, LowerProblem, LowerView
+    from mlotool.problem.interface import (
+        AbstractDirector,
+        AbstractHypergradient,
+        AbstractStepwise,
+        AbstractZerothOrder,
+        LowerProblem,
+        LowerView,
+    )
     from mlotool.problem.problem import Problem
     from mlotool.problem.settings import ProblemNode
     from mlotool.problem.stream import SameBatch, Stream
@@ -13,11 +20,12 @@ if TYPE_CHECKING:
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule
 
-__all__ = ["AbstractHypergradient", "AbstractStepwise", "Graph", "LowerProblem", "LowerView", "Problem", "ProblemNode"]
-__all__ += ["Program", "SameBatch", "Schedule", "StepResult", "Stream"]
+__all__ = ["AbstractDirector", "AbstractHypergradient", "AbstractStepwise", "AbstractZerothOrder", "Graph"]
+__all__ += ["LowerProblem", "LowerView", "Problem", "ProblemNode", "Program", "SameBatch", "Schedule", "StepResult"]
+__all__ += ["Stream"]
 
 _HOMES = {
-    "problem.interface": ("AbstractHypergradient", "AbstractStepwise", "LowerProblem", "LowerView"),
+    "problem.interface": (*(name for name in __all__ if name.startswith("Abstract")), "LowerProblem", "LowerView"),
     "problem.stream": ("SameBatch", "Stream"),
     "problem.settings": ("ProblemNode",),
     "problem.problem": ("Problem",),

@@ -14,7 +14,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
 from mlotool.problem.compatibility import Case, check
-from mlotool.problem.interface import AbstractHypergradient, AbstractStepwise, AbstractZerothOrder
+from mlotool.problem.interface import AbstractDirector, AbstractHypergradient, AbstractStepwise, AbstractZerothOrder
 from mlotool.problem.optimizers.registry import find_rule
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
@@ -297,11 +297,16 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
                 check(Case(other, settings, algorithm=algorithm, solution=node.problem, reader=name))
 
 
+# What is asked of an algorithm alone that derives from a class: elsewhere it would be left out in silence.
+_BASES = {"sees_steps": AbstractStepwise, "step_direction": AbstractDirector, "rollout": AbstractZerothOrder}
+
+
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
-    is_right = algorithm.sees_steps == isinstance(algorithm, AbstractStepwise)
-    base = "a subclass of mlotool.program.AbstractStepwise, as it sees the steps of an optimizer"
-    require(is_right, f"problems.{problem.name}.hypergradient", algorithm, base, "Derive it from that.")
+    for member, base in _BASES.items():
+        expected = f"a subclass of mlotool.program.{base.__name__}, as it has {member}"
+        is_right = bool(getattr(algorithm, member, False)) == isinstance(algorithm, base)
+        require(is_right, f"problems.{problem.name}.hypergradient", algorithm, expected, "Derive it from that.")
     if isinstance(algorithm, AbstractStepwise):
         find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
