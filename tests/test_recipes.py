@@ -12,9 +12,7 @@ from tests.small_recipes import RECIPES, small
 
 # Both have the radius of the DARTS paper, meant for its images; of a few that are noise, eight pixels wide, the cells'
 # batch statistics bend at every radius.
-BENDS = pytest.mark.filterwarnings(
-    "ignore:problems.classifier. the product with M by finite differences, at a radius of 1.0e-02"
-)
+BENDS = pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient. found products by finite differences")
 
 
 # At its start a network may have negative curvature, which a solver says once.

@@ -136,9 +136,9 @@ FORWARD_MODE = Tolerance(1e-7, 1e-2, 0.1)
 LINEAR_HEAD = Tolerance(1e-6, 1e-6, 1e-6)
 # Norms of the parameters on two ranks, whose exchange makes no difference.
 RANKS = 1e-4
-# The change of a loss along its gradient and what the gradient says: within the radius of finite differences a loss
-# should bend by less than this share. Beside that, so many rounding errors of the loss.
-SLOPES, SLOPE_ROUNDINGS = 0.1, 100
+# Products by finite differences, taken in two ways, differ by less than this share; beside that, by so many rounding
+# errors of the gradient over the radius.
+PRODUCTS, PRODUCT_ROUNDINGS = 0.1, 1
 # Steps and gradients by a trace, or by one program for several runs, and by the plans (`program/agreement.py`). What
 # counts is the rounding error of the lowest precision in which a trace computes. So many of the values are nothing;
 VALUE_ROUNDINGS = 4

@@ -18,7 +18,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.settings import Positive, Whole, target
 from mlotool.core.tracing import report
 from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss, ReverseProduct, stationarity
-from mlotool.hypergradient.products.finite_difference import FiniteDifferenceProduct, warn_of_hidden_values
+from mlotool.hypergradient.products.finite_difference import FiniteDifferenceProduct, warn_of_differences
 from mlotool.hypergradient.products.forward import ForwardProduct, chosen_product
 from mlotool.hypergradient.solvers import base
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
@@ -299,7 +299,8 @@ class _ImplicitPullback:
         loss = self.view if self._paired.is_used or self.solver.uses_loss(self._unpaired) else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
         if settings.product == "finite_difference":
-            warn_of_hidden_values(self._unpaired, theta, inputs, settings.radius)
+            needs_hessian = self.solver.needs_products
+            warn_of_differences(self._unpaired, theta, inputs, wanted, cotangent, settings.radius, needs_hessian)
         product = self._product(loss, theta, inputs, wanted)
         solution = self._solve(product, cotangent, theta, inputs, self._start(cotangent))
         if settings.warm_start and is_finite(solution):

@@ -11,7 +11,7 @@ from mlotool.core.arguments import require
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.products.finite_difference import warn_of_hidden_values
+from mlotool.hypergradient.products.finite_difference import warn_of_differences
 from mlotool.hypergradient.vector import add, chosen, constants, copies, dot, is_finite, leaves, moved_to, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
@@ -148,7 +148,7 @@ class _PenaltyPullback:
         point: Vector = theta
         if settings.warm_start and before is not None:
             point = moved_to(before["point"], theta)
-        warn_of_hidden_values(self.view, theta, inputs)
+        warn_of_differences(self.view, theta, inputs, wanted, cotangent)
         slopes = _Slopes(self.view, theta, inputs, wanted)
         vector = list(cotangent)
         if settings.rule == "fixed":

@@ -20,7 +20,7 @@ pytestmark = [
     # Another version of Python has other text.
     pytest.mark.filterwarnings("ignore:data.sha256"),
     # As in tests/test_recipes.py.
-    pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient.radius. finite differences at a radius"),
+    pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient. found products by finite differences"),
 ]
 
 QUICK = ("plain", "mwn")

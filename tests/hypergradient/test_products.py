@@ -18,7 +18,7 @@ from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.products.finite_difference import (
     FiniteDifferenceProduct,
     default_radius,
-    warn_of_hidden_values,
+    warn_of_differences,
 )
 from mlotool.hypergradient.products.forward import ForwardProduct, check_forward_product, chosen_product
 from mlotool.hypergradient.unrolled import ForwardStepProduct, RecordedStep
@@ -290,9 +290,17 @@ def test_kinks_and_masks_are_not_taken_for_hidden_values(seed: int) -> None:
         outputs = torch.func.functional_call(network, dict(zip(names, theta, strict=True)), (INPUT.float(),))
         return inputs[0] * functional.cross_entropy(outputs, TARGET)
 
+    direction = [torch.randn_like(tensor) for tensor in theta]
     before = torch.get_rng_state()
-    warn_of_hidden_values(LowerView(LowerProblem("w"), theta, function), theta, [torch.ones(())])
+    warn_of_differences(LowerView(LowerProblem("w"), theta, function), theta, [torch.ones(())], [True], direction)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_kink_within_the_radius_is_warned_of() -> None:
+    theta = (torch.zeros(3),)
+    view = LowerView(LowerProblem("w"), theta, lambda theta, inputs: inputs[0] * (theta[0].abs() + theta[0]).sum())
+    with pytest.warns(UserWarning, match="75% off; .* kinks of the loss"):
+        warn_of_differences(view, theta, [torch.ones(())], [True], [torch.ones(3)], with_hessian=True)
 
 
 def test_the_default_radius_is_a_share_of_the_root_mean_square_with_a_floor() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.hypergradient import Exact, Implicit, Penalty
+from mlotool.hypergradient import Exact, Identity, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import DIFFERENTIATED, EVERY, Batch, Rows, clean_and_decayed, program, weighted
 from tests.hypergradient.two_levels import ticked
@@ -134,22 +134,23 @@ def test_stop_gradient_makes_finite_differences_agree_with_double_backward() -> 
     assert relative_error(expected, by_torch(reverse)) < 1e-12
     assert relative_error(difference.gradient("weigher"), expected) < 1e-4
     plain = reweighting(FD, lower=weighted_by_plain_detach)
-    assert relative_error(plain.gradient("weigher"), expected) > 0.05
+    with pytest.warns(UserWarning, match="found products by finite differences"):
+        assert relative_error(plain.gradient("weigher"), expected) > 0.05
     assert relative_error(reweighting(REVERSE, lower=weighted_by_plain_detach).gradient("weigher"), expected) < 1e-12
 
 
 @pytest.mark.parametrize("make", [FD, lambda: Penalty(multiplier=10.0, step_size=0.01)], ids=["difference", "penalty"])
 def test_hidden_values_are_warned_of_once(make: Callable[[], AbstractHypergradient]) -> None:
-    def steep() -> nn.Module:
-        layer = nn.Linear(1, 1, bias=False).double()
-        nn.init.constant_(layer.weight, -2.0)
-        return layer
-
-    reweighting(make, weigher=steep()).gradient("weigher")
-    plain = reweighting(make, weigher=steep(), lower=weighted_by_plain_detach)
-    with pytest.warns(UserWarning, match=r"problems\.model\.loss: found a change .* Write mlotool\.stop_gradient"):
+    reweighting(make).gradient("weigher")
+    plain = reweighting(make, lower=weighted_by_plain_detach)
+    with pytest.warns(UserWarning, match=r"problems\.model\.hypergradient: found .* write mlotool\.stop_gradient"):
         plain.gradient("weigher")
     plain.gradient("weigher")
+
+
+def test_a_radius_that_is_too_long_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="a radius that is too long"):
+        reweighting(lambda: Implicit(Identity(), "finite_difference", radius=30.0)).gradient("weigher")
 
 
 def _with_dropout(make: Callable[[], AbstractHypergradient]) -> Program:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.gradient import gradient_of_difference, slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
-from mlotool.core.unchanged import SLOPE_ROUNDINGS, SLOPES
+from mlotool.core.unchanged import PRODUCT_ROUNDINGS, PRODUCTS
 from mlotool.hypergradient.products.base import AbstractProduct
 from mlotool.hypergradient.vector import add, chosen, constants, leaves, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
@@ -55,21 +55,37 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
     return 6.0 * root * (norm(point, num_tasks) / count**0.5).clamp_min(root)
 
 
-def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius: float | None = None) -> None:
-    """Warn, once a problem, where its loss changes along its gradient g otherwise than that says.
+_HIDDEN = "Look for values that the loss hides: write mlotool.stop_gradient(x) in place of x.detach(), data and no_grad"
+_KINKS = "Look for kinks of the loss, such as those of ReLU, abs and clamp"
 
-        L(theta + e g) - L(theta - e g) = 2 e norm(g)^2 + O(e^3),   e norm(g) the radius
 
-    Values behind `detach`, `data`, `item` or `torch.no_grad` are constants for g, and move in finite differences and
-    penalties. Random numbers go on as if nothing had been.
+def warn_of_differences(
+    view: LowerView,
+    theta: Vector,
+    inputs: Vector,
+    wanted: Sequence[bool],
+    vector: Vector,
+    radius: float | None = None,
+    with_hessian: bool = False,
+) -> None:
+    """Warn, once a problem, where products by finite differences depend on how a difference is taken.
+
+    `M^T q`, a difference in theta of gradients with respect to the inputs x, is compared with a difference in x of
+    gradients with respect to theta: `|M^T q|^2 = <M M^T q, q>`. Values behind `detach`, `data`, `item` or
+    `torch.no_grad` are constants for a gradient, and move with theta in the first one alone. `H q` is compared with
+    itself at a quarter of the radius, where a jump of the gradient at a kink (ReLU) weighs four times as much.
+    Random numbers go on as if nothing had been.
 
     Args:
         view: of the problem.
         theta: the point.
         inputs: what theta*_l depends on.
+        wanted: which of the inputs want a cotangent.
+        vector: q. Where it is zero or not finite nothing is learned, and the next call tries again.
         radius: of the finite differences; None takes `default_radius`.
+        with_hessian: whether the pullback takes products with H, too.
 
-    Cost: a gradient and two evaluations, the first time, at inputs that are moved by about their size.
+    Cost: five gradients, the first time; with H, nine.
 
     Example:
         >>> from mlotool.problem.interface import LowerProblem
@@ -77,45 +93,46 @@ def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius
         >>> theta, inputs = (torch.tensor([2.0]),), [torch.tensor([1.0])]
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     warn_of_hidden_values(LowerView(LowerProblem("w"), theta, loss), theta, inputs)
+        ...     warn_of_differences(LowerView(LowerProblem("w"), theta, loss), theta, inputs, [True], [torch.ones(1)])
         >>> str(caught[0].message)[:79]
-        'problems.w.loss: found a change along its gradient that is 100% off what that s'
+        'problems.w.hypergradient: found products by finite differences that are 50% off'
     """
     problem, traits = view.problem, view.problem.traits
     if traits.has_compared_product or problem.is_nested or is_tracing():
         return
+    length = float(norm(vector))
+    if not 0.0 < length < math.inf:
+        return
     traits.has_compared_product = True
-    generator = torch.Generator().manual_seed(0)
-    # At other inputs: where weights begin as constants, what depends on the hidden values is not to be seen yet.
-    values = [
-        x + x.detach().abs().square().mean().sqrt().clamp_min(0.1) * torch.randn(x.shape, generator=generator).to(x)
-        for x in constants(inputs)
-    ]
-    point = constants(theta)
-    reach = float(default_radius(point)) if radius is None else radius
+    point, values = leaves(theta), leaves(inputs, wanted)
+    moved = chosen(values, wanted)
+    reach = default_radius(constants(theta), problem.num_tasks) if radius is None else torch.tensor(radius)
+    shares, random = {}, RandomState(view.devices)
 
-    def slopes() -> list[Tensor]:
-        at = leaves(point)
-        loss = view.own_loss(at, values)
-        return [loss.detach(), *slopes_of(loss, at)]
+    def product(radius: Factor | None) -> FiniteDifferenceProduct:
+        random.restore()
+        return FiniteDifferenceProduct(view, theta, inputs, wanted, radius)
 
-    with RandomState(view.devices).replayed(), torch.enable_grad():
-        replay = Replay(lambda: [view.own_loss(point, values)], view.devices, traits)
-        value, *gradient = replay(slopes)
-        length = float(norm(gradient))
-        step = reach / max(length, torch.finfo(point[0].dtype).tiny)
-        ahead = float(replay(lambda: [view.own_loss(add(point, gradient, step), values).detach()])[0])
-        behind = float(replay(lambda: [view.own_loss(add(point, gradient, -step), values).detach()])[0])
-    expected = 2.0 * reach * length
-    error = abs(ahead - behind - expected)
-    # Both ends are rounded, and near a stationary point what the loss bends by outweighs what it changes by.
-    rounding = SLOPE_ROUNDINGS * torch.finfo(value.dtype).eps * max(abs(ahead), abs(behind))
-    if error > SLOPES * (expected + abs(ahead + behind - 2.0 * float(value))) + rounding:
+    with random.replayed():
+        cross = product(radius).cross(vector)
+        push = product(None).own_push(cross)
+        with torch.enable_grad():
+            slopes = slopes_of(view.own_loss(point, values), [*point, *moved])
+        rounding = PRODUCT_ROUNDINGS * torch.finfo(theta[0].dtype).eps * length * float(norm(slopes))
+        size, other = float(norm(cross)), sum(float((a * b).sum()) for a, b in zip(push, vector, strict=True))
+        shortest = min(float(reach.min()), float(default_radius(constants(moved))))
+        if abs(size**2 - other) > max(size**2, abs(other)) * PRODUCTS + size * rounding / shortest:
+            shares[_HIDDEN] = abs(size**2 - other) / max(size**2, abs(other))
+        if with_hessian:
+            own, short = product(radius).own_hessian(vector), product(reach / 4).own_hessian(vector)
+            size, error = max(float(norm(own)), float(norm(short))), float(norm(add(own, short, -1.0)))
+            if error > size * PRODUCTS + 4 * rounding / float(reach.min()):
+                shares[_KINKS] = error / size
+    for reason, share in shares.items():
         warnings.warn(
-            f"problems.{problem.name}.loss: found a change along its gradient that is {error / expected:.0%} off what "
-            f"that says; expected less than {SLOPES:.0%}, as finite differences and penalties see values that "
-            "detach, data, item or torch.no_grad hide. Write mlotool.stop_gradient(x) in place of x.detach(), or "
-            "product: reverse.",
+            f"problems.{problem.name}.hypergradient: found products by finite differences that are {share:.0%} off; "
+            f"expected less than {PRODUCTS:.0%}. {reason}, or a radius that is too long. Or choose product: reverse; "
+            "`mlotool check` compares them.",
             stacklevel=2,
         )
 
@@ -147,7 +164,7 @@ class FiniteDifferenceProduct(AbstractProduct):
     """
 
     def __init__(
-        self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool], radius: float | None = None
+        self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool], radius: Factor | None = None
     ) -> None:
         super().__init__(view)
         self._loss = view
