@@ -81,7 +81,7 @@ def warn_of_differences(
         theta: the point.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
-        vector: q. Where it is zero or not finite nothing is learned, and the next call tries again.
+        vector: q. Where it is zero or not finite, or `M^T q` zero, nothing is learned, and the next call tries again.
         radius: of the finite differences; None takes `default_radius`.
         with_hessian: whether the pullback takes products with H, too.
 
@@ -103,7 +103,6 @@ def warn_of_differences(
     length = float(norm(vector))
     if not 0.0 < length < math.inf:
         return
-    traits.has_compared_product = True
     point, values = leaves(theta), leaves(inputs, wanted)
     moved = chosen(values, wanted)
     reach = default_radius(constants(theta), problem.num_tasks) if radius is None else torch.tensor(radius)
@@ -120,6 +119,7 @@ def warn_of_differences(
             slopes = slopes_of(view.own_loss(point, values), [*point, *moved])
         rounding = PRODUCT_ROUNDINGS * torch.finfo(theta[0].dtype).eps * length * float(norm(slopes))
         size, other = float(norm(cross)), sum(float((a * b).sum()) for a, b in zip(push, vector, strict=True))
+        traits.has_compared_product = size > 0.0
         shortest = min(float(reach.min()), float(default_radius(constants(moved))))
         if abs(size**2 - other) > max(size**2, abs(other)) * PRODUCTS + size * rounding / shortest:
             shares[_HIDDEN] = abs(size**2 - other) / max(size**2, abs(other))
