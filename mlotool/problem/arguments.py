@@ -46,6 +46,14 @@ def check_problem(given: Mapping[str, Any]) -> None:
         ("parallel", isinstance(given["parallel"], AbstractParallel | None), "layer-parallel training, or null"),
     ):
         require(is_right, f"problems.{name}.{key}", given[key], expected)
+    target = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        inspect.signature(target, follow_wrapped=False).bind(None, **dict.fromkeys(roles or {}))
+    except ValueError:  # compiled code has no signature
+        return
+    except TypeError as error:
+        fault = f"problems.{name}.loss: {named(loss)} does not fit ({error}); expected that it is called as {call}"
+        raise ConfigError(f"{fault}. Correct its arguments, or the roles.") from None
 
 
 _OPTIMIZER = "a torch optimizer, or a callable that builds one from the parameters"

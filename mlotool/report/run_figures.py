@@ -155,7 +155,7 @@ def curve_card(
     plot.axes.set_xlim(left=min(0.0, *(float(curve.ticks[0]) for curve in group)))
     if 1 < len(group) <= num_named or best is not None:
         plot.legend(handles, labels)
-    return plot.card(slug, title, _note(group, best))
+    return plot.card(slug, title, _note(group, lines, best))
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -181,17 +181,17 @@ def _draw(plot: Plot, series: Series, line: Line) -> Line2D:
     return plot.axes.plot(series.ticks, series.values, linewidth=1.4, **style)[0]
 
 
-def _note(group: Sequence[Series], best: Best | None) -> str:
+def _note(group: Sequence[Series], lines: Sequence[Line], best: Best | None) -> str:
     notes = []
-    for curve in group:
+    for curve, line in zip(group, lines, strict=True):
         if num := len(curve.not_finite):
             what, first = f"value{' was' if num == 1 else 's were'} not finite", number(float(curve.not_finite[0]))
-            notes.append(f"{curve.owner}: {num} {what}, first at tick {first} (cross).")
+            notes.append(f"{line.label}: {num} {what}, first at tick {first} (cross).")
         if len(curve.ticks) == 1 and len(curve.finite):
             tick = number(float(curve.ticks[0]))
             is_best = best is not None and best.tick == curve.ticks[0]
             place = f"at the best checkpoint (tick {tick})" if is_best else f"at tick {tick}"
-            notes.append(f"{curve.owner}: {number(float(curve.values[0]))} {place}.")
+            notes.append(f"{line.label}: {number(float(curve.values[0]))} {place}.")
     return " ".join(notes)
 
 

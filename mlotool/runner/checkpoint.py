@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -139,16 +139,24 @@ def load_program(program: Program, path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def fitting(path: Path) -> Iterator[None]:
-    """Turn any error of what is inside, which puts a checkpoint's state into a program, into a CheckpointError."""
+def fitting(path: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Turn any error of what is inside, which puts a checkpoint's state into a program, into a CheckpointError.
+
+    Args:
+        path: of the checkpoint.
+        overrides: `key=value`, with which the program was built.
+    """
     try:
         yield
     except CheckpointError:
         raise
     # What a state lacks shows as an error of whatever takes it.
     except Exception as error:
+        words = [word for word in overrides if word.startswith(("problems.", "data.", "decisions.", "hypergradient."))]
+        what = " ".join([" with the override", *words]) if words else ""
+        advice = "Leave it out, or run the recipe again with it." if words else "Put the code or it back."
         raise CheckpointError(
-            f"{path} does not fit the problems of its config.yaml ({_said(error)}). Put the code or it back."
+            f"{path} does not fit the problems of its config.yaml{what} ({_said(error)}). {advice}"
         ) from error
 
 

@@ -375,16 +375,17 @@ class Evaluator:
         return BoundModule(self.module, training=False) if self.reading is None else self.reading(False)
 
     @torch.no_grad()
-    def evaluate(self, split: str, model: BoundModule | None = None) -> dict[str, float]:
+    def evaluate(self, split: str, model: BoundModule | None = None, key: str = "evaluate.splits") -> dict[str, float]:
         """Return `<split>/<metric>` over the whole of `split`.
 
         Args:
             split: of the data.
             model: what `model` returned; None asks for it.
+            key: where the split is named, for messages.
         """
         model = self.model() if model is None else model
         self._reset()
-        dataset, anew = split_of("evaluate.splits", self.data, split), self.recalibration
+        dataset, anew = split_of(key, self.data, split), self.recalibration
         with nullcontext() if anew is None else anew.applied(self.module, lambda batch: model(batch["input"])):
             for size, batch in Batches(dataset, self.batch_size, self.device).sized():
                 self._update(model, batch, size)

@@ -1,5 +1,7 @@
 """Finished runs: their modules, their metrics on any split, and their weights for other runs."""
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,13 +13,19 @@ from mlotool.config import Built, build, build_module, load_run_config, trust_al
 from mlotool.config.run_config import finished_run
 from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
+from mlotool.core.messages import did_you_mean, is_command_line
 from mlotool.core.user_code import user_code
 from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program
-from mlotool.runner.checkpoint import fitting, load_program, newest_first, read_checkpoint
+from mlotool.runner.checkpoint import fitting, newest_first, read_checkpoint
 from mlotool.runner.evaluation import make_evaluator
 from mlotool.spaces import SharedSpace, Space
+
+# How a run trains. Not a seed, which data of the user's may read, nor a stream, which `evaluate.recalibrate` reads.
+_OF_TRAINING = re.compile(
+    r"(name|objective|objective_mode|(runner|logger|sweep|graph|hypergradient)\..*|debug\.(?!limit_samples).*"
+    r"|problems\.\w+\.(optimizer|scheduler|hypergradient|unroll_steps|warmup_steps|gradient_clip_norm)\b.*)="
+)
 
 
 def load(
@@ -87,7 +95,7 @@ def evaluate(
             f"{run_dir}: its recipe evaluates nothing. Write evaluate: {{problem: .., metrics: ..}} in config.yaml."
         )
     with user_code():
-        return evaluator.evaluate(split)
+        return evaluator.evaluate(split, key="--split" if is_command_line() else "evaluate.split")
 
 
 def _rebuild(
@@ -101,12 +109,20 @@ def _rebuild(
     # The checkpoint first: without one there is no need to build anything.
     path = _find_checkpoint(RunFolder(run_dir), checkpoint)
     config = load_run_config(Path(run_dir), overrides)
+    for word in filter(_OF_TRAINING.match, overrides):
+        warnings.warn(
+            f"found the override {word}, which does nothing here: the module is the checkpoint's; expected values of "
+            "data, evaluate or problems.<name>.module. Leave it out.",
+            stacklevel=3,
+        )
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
     config.objective = config.objective_mode = None
     # They are for a training, and a stranger's logger may upload.
     config.runner.callbacks, config.logger.loggers = [], []
     built = build(config)
-    load_program(built.program, path)
+    saved = read_checkpoint(path)["program"]
+    with fitting(path, overrides):
+        built.program.load_state_dict(saved)
     return built, config
 
 

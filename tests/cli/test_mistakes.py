@@ -217,7 +217,8 @@ def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: 
     assert "is valid" in done.stdout and "found the threads 'beat' 0.5 s after all is done" in done.stderr
 
 
-def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("always:found the override")
+def test_overrides_of_an_evaluation_that_do_nothing_or_too_much_are_told(call: Call, tmp_path: Path) -> None:
     code, _, err = call(
         "run", "plain", "runner.max_ticks=1", "logger=csv", "runner.report=false", "evaluate.splits.val=1"
     )
@@ -228,6 +229,12 @@ def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp
         code, _, err = call("evaluate", str(run), "--split", "val", f"{hidden}={value}")
         assert code in (1, 2)
         assert "module" in err and "not foreseen" not in err
+        assert value != "[8]" or f"config.yaml with the override {hidden}=[8] (state.classifier.module.layers" in err
+    for word in ("runner.max_ticks=3", f"{P}optimizer.lr=3"):
+        code, _, err = call("evaluate", str(run), "--split", "val", word)
+        assert code == 0 and f"found the override {word}, which does nothing here" in err
+    code, _, err = call("evaluate", str(run), "--split", "vall")
+    assert code == 2 and "--split: found 'vall'" in err and "Correct --split." in err
     code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
-    assert code == 0, err
+    assert (code, "does nothing" in err) == (0, False), err
     assert out.startswith("val/f1 ")

@@ -40,6 +40,8 @@ def problem(**given: Any) -> Problem:
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"name": 3}, "Problem.name: found 3; expected a text"),
     ({"loss": None}, "problems.p.loss: found None; expected a function that is called as loss(batch, model=...)"),
+    ({"loss": of_two}, "does not fit (missing a required argument: 'other'); expected that it is called as loss(batch"),
+    ({"roles": {"net": "p"}}, "does not fit (missing a required argument: 'model'); expected that it is called as lo"),
     ({"roles": ["p"]}, "problems.p.loss.roles: found ['p']; expected problems' names by argument of the loss"),
     ({"roles": {"model": {"problem": "p", "mode": []}}}, "problems.p.loss.roles.model: found {problem: 'p', mode: "),
     ({"module": nn.Linear(2, 2, device="meta")}, "problems.p.module.weight: found a parameter on the device"),
