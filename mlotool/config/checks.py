@@ -14,9 +14,10 @@ from mlotool.config.building import Built, assemble, cut_down
 from mlotool.config.check_targets import target_faults
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.instantiate import instantiate, optimizer_factory, optimizer_roles, require_kind, scheduler_factory
-from mlotool.config.resolve import resolve_config, value_faults
+from mlotool.config.resolve import resolve_config
 from mlotool.config.run_config import decision_faults, finished_run
 from mlotool.config.trusted import is_of_user
+from mlotool.config.unknown_keys import value_faults
 from mlotool.config.user_data import built_data, split_of
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import fault_list

@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.recipes import GROUP, list_recipes
-from mlotool.config.resolve import value_faults
 from mlotool.config.schema import GROUPS
 from mlotool.config.sources import loaded_recipes
+from mlotool.config.unknown_keys import value_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
 

@@ -21,9 +21,9 @@ from mlotool.config.checks import check
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.recipes import package_dir
-from mlotool.config.resolve import value_faults
 from mlotool.config.run_config import max_ticks, may_differ
 from mlotool.config.schema import describe_type, name_fault
+from mlotool.config.unknown_keys import value_faults
 from mlotool.core.errors import ConfigError
 
 # Of a grid, and values of a key.
