@@ -20,10 +20,11 @@ from omegaconf import OmegaConf, open_dict
 from mlotool import config as configuration
 from mlotool.cli.arguments import Request, compose_request, recipe_parser
 from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
-from mlotool.config import building, composition, drawing, resolve, trusted
+from mlotool.config import building, composition, resolve, trusted
 from mlotool.config.sources import unfit_choices
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape
+from mlotool.sweep import drawing
 
 if TYPE_CHECKING:
     from mlotool.spaces.summary import NodeSummary

@@ -7,7 +7,6 @@ from pathlib import Path
 from mlotool.cli.arguments import Request, call_hydra
 from mlotool.cli.job import Job, is_first_rank
 from mlotool.cli.terminal import nearby, say, warn
-from mlotool.config.drawing import Drawer
 from mlotool.config.recipes import is_literal, quoted
 from mlotool.config.sweep_plan import SweepPlan, check_first_point, read_sweep
 from mlotool.core.errors import ConfigError, RunError
@@ -16,6 +15,7 @@ from mlotool.folders.run_folder import INFEASIBLE
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep import driver, study
 from mlotool.sweep import folder as job_folder
+from mlotool.sweep.drawing import Drawer
 from mlotool.sweep.folder import AUTO, choose_folder
 from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point, write_plan
 

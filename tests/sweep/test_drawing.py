@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mlotool.config import register_sources
-from mlotool.config.drawing import Drawer
 from mlotool.config.sweep_plan import Dimension
 from mlotool.config.trusted import trust
 from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.sweep.drawing import Drawer
 from tests.sweep.plans import make_plan
 
 RECIPE = """# @package _global_
