@@ -8,6 +8,7 @@ A fingerprint is two numbers of a tensor, by which one can tell later whether an
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -106,11 +107,12 @@ class Tolerance(NamedTuple):
         is_finite = a.isfinite()
         if not is_rounded(a) or not torch.equal(is_finite, b.isfinite()):
             return is_same(a, b)
-        # In another type the norm of large numbers overflows.
-        wide = torch.complex128 if a.is_complex() else torch.float64
-        x, y = (tensor.where(is_finite, 0.0).to(wide) for tensor in (a, b))
-        apart, size = float((x - y).norm()), max(float(x.norm()), float(y.norm()), floor)
-        return apart <= self.of(a.dtype) * size and is_same(a.where(~is_finite, 0.0), b.where(~is_finite, 0.0))
+        if not is_finite.all():
+            others = (tensor.where(~is_finite, 0.0) for tensor in (a, b))
+            return is_same(*others) and self.covers(a.where(is_finite, 0.0), b.where(is_finite, 0.0), floor)
+        # In the tensors' own type the norm of large numbers overflows.
+        norm = partial(torch.linalg.vector_norm, dtype=torch.complex128 if a.is_complex() else torch.float64)
+        return float(norm(a - b)) <= self.of(a.dtype) * max(float(norm(a)), float(norm(b)), floor)
 
 
 # All bounds of comparisons that ask whether two results are the same. A number by which an algorithm ends, or takes
