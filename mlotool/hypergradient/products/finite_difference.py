@@ -118,7 +118,8 @@ def warn_of_differences(
         push = other.own_push(cross)
         ahead, behind, inverse = other.ends(cross)
         slopes = slopes_of(view.own_loss(point, values), [*point, *moved])
-        along, pushed = float(dot(slopes[len(point) :], cross)), float(dot(push, vector))
+        along = float(dot([slope.conj() for slope in slopes[len(point) :]], cross).real)
+        pushed = float(dot(push, vector))
         # Of a straight-through estimator, whose gradient is not that of its value, a difference in x says nothing.
         is_smooth = abs((ahead - behind) * inverse - along) <= PRODUCTS * abs(along) + 100 * eps * abs(ahead) * inverse
         rounding = PRODUCT_ROUNDINGS * eps * length * float(norm(slopes))
