@@ -32,7 +32,7 @@ class Penalty(AbstractHypergradient):
             cotangent of x = multiplier dq/dx,   y <- y - step_size / max(multiplier, 1) (v + multiplier dq/dy)
 
     No second derivative is taken, so it is for losses whose double backward fails as well. What the loss takes for a
-    constant must stand behind `stop_gradient`: plain `detach` is seen through (the first pullback looks, and warns).
+    constant must stand behind `stop_gradient`: plain `detach` is seen through (a run looks, and warns).
 
     With y exact for "fixed", `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`: the cotangent is `-M^T H^-1 v` up to
     O(1/multiplier), and exact at any multiplier where g is quadratic in theta and its cross derivative does not depend

@@ -70,6 +70,8 @@ def warn_of_differences(
 ) -> None:
     """Warn, once a problem, where products by finite differences depend on how a difference is taken.
 
+    It looks at the pullbacks 1, 10, 100 and so on: weights that begin as constants hide nothing that matters at first.
+
     `M^T q`, a difference in theta of gradients with respect to the inputs x, is compared with a difference in x of
     gradients with respect to theta: `|M^T q|^2 = <M M^T q, q>`. Values behind `detach`, `data`, `item` or
     `torch.no_grad` are constants for a gradient, and move with theta in the first one alone. `H q` is compared with
@@ -81,11 +83,11 @@ def warn_of_differences(
         theta: the point.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
-        vector: q. Where it is zero or not finite, or `M^T q` zero, nothing is learned, and the next call tries again.
+        vector: q.
         radius: of the finite differences; None takes `default_radius`.
         with_hessian: whether the pullback takes products with H, too.
 
-    Cost: five gradients and two evaluations, the first time; with H, nine gradients.
+    Cost of a look: five gradients and two evaluations; with H, nine gradients.
 
     Example:
         >>> from mlotool.problem.interface import LowerProblem
@@ -99,6 +101,9 @@ def warn_of_differences(
     """
     problem, traits = view.problem, view.problem.traits
     if traits.has_compared_product or problem.is_nested or is_tracing():
+        return
+    traits.num_pullbacks += 1
+    if str(traits.num_pullbacks).rstrip("0") != "1":
         return
     length = float(norm(vector))
     if not 0.0 < length < math.inf:
@@ -124,7 +129,6 @@ def warn_of_differences(
         is_smooth = abs((ahead - behind) * inverse - along) <= PRODUCTS * abs(along) + 100 * eps * abs(ahead) * inverse
         rounding = PRODUCT_ROUNDINGS * eps * length * float(norm(slopes))
         shortest = min(float(reach.min()), float(default_radius(constants(moved))))
-        traits.has_compared_product = size > 0.0
         if is_smooth and abs(size**2 - pushed) > max(size**2, abs(pushed)) * PRODUCTS + size * rounding / shortest:
             shares[_HIDDEN] = abs(size**2 - pushed) / max(size**2, abs(pushed))
         if with_hessian:
@@ -132,6 +136,7 @@ def warn_of_differences(
             size, error = max(float(norm(own)), float(norm(short))), float(norm(add(own, short, -1.0)))
             if error > size * PRODUCTS + 4 * rounding / float(reach.min()):
                 shares[_KINKS] = error / size
+    traits.has_compared_product = bool(shares)
     for reason, share in shares.items():
         warnings.warn(
             f"problems.{problem.name}.hypergradient: found products by finite differences that are {share:.0%} off; "
