@@ -180,8 +180,8 @@ class LossTraits:
 
     Args:
         num_constants: calls of `stop_gradient` in one evaluation: where there are some, a replay records at once.
-        has_compared_product: whether its products have been compared with other ones, and need no comparison more.
-        num_pullbacks: by finite differences.
+        has_compared_product: whether its products have been compared with other ones, and need no more looks.
+        num_pullbacks: how many were taken by finite differences.
         num_comparisons: how often they have been.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
         replaces_operators: whether double backward takes other operators in the place of some of the loss.

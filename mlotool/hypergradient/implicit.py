@@ -162,9 +162,9 @@ class Implicit(AbstractHypergradient):
             (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
             are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
             `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; `mlotool check` compares
-            them with double backward, and a run warns of both. Where the problem both shapes and
-            reads a lower one, that one's solution moves along by its derivative, with "forward" or differences, which
-            costs a solve there a product.
+            them with double backward, and a run warns of both. Where the problem both shapes and reads a lower one,
+            that one's solution moves along by its derivative, with "forward" or differences, which costs a solve there
+            a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.

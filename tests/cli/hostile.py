@@ -85,7 +85,6 @@ CONFIGS: dict[str, Callable[[Any, Path], object]] = {
     ),
 }
 
-
 DIGITS = '{"status": "finished", "num_ticks": D, "metrics": {"a/b": D}, "objective": {"key": "a", "value": D}}'
 KEYS = "".join(f"1,classifier/k{index},1\n" for index in range(3_000))
 # Files with another text.

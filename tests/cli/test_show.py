@@ -94,7 +94,6 @@ def test_where_it_is_and_what_to_add_for_it_is_told(call: Call) -> None:
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* times their mean:UserWarning")
 
-
 WIDTH = 100
 
 SPACE = """

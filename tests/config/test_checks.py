@@ -204,7 +204,6 @@ def test_an_option_in_the_place_of_a_node_is_told_as_such(changed: Change) -> No
 
 LINEAR, KEEPS = {"_target_": "torch.nn.Linear"}, {"_target_": "mlotool.spaces.KeepsShape"}
 
-
 explored = cache(compose)
 
 

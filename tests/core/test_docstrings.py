@@ -16,7 +16,6 @@ ROOT = Path(mlotool.__file__).parent
 MAX_PARAMETERS = {"__init__": 13}
 """Of functions by name, `self` included; of all others 9, or 8 outside of classes."""
 
-
 MODULES = [module.name for module in pkgutil.walk_packages(mlotool.__path__, "mlotool.")]
 # What the examples of spaces use as it is offered.
 OFFERED = {"torch": torch, **{name: getattr(mlotool.spaces, name) for name in mlotool.spaces.__all__}}

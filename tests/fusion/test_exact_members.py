@@ -331,7 +331,6 @@ PROGRAMS: dict[str, Callable[[int], Program]] = {
     ),
 }
 
-
 LONGER = ("cg", "neumann", "running statistics below", "a role in eval mode")
 """Beside "solvers that decide differently" and "frozen parameters"."""
 

@@ -32,7 +32,6 @@ KINDS = {
     "without a kernel": [partial(torch.optim.RMSprop, lr=0.1), torch.optim.Adam, torch.optim.Adam],
 }
 
-
 GAMMAS = (0.5, 0.6, 0.7)
 
 

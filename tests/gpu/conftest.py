@@ -6,7 +6,6 @@ import torch
 # cuBLAS reads it when it starts, which may be before the first run that asks for deterministic algorithms.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-
 REPEATED = (
     *("test_traced_ticks_take_the_steps_of_the_plans", "test_it_resumes_bit_identically", "test_a_recipe_runs"),
     *("test_it_equals_the_cpu", "test_tasks_equal_the_cpu", "test_reverse_products", "test_finite_differences"),

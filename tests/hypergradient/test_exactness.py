@@ -69,7 +69,6 @@ SETTINGS = {
     "clipping and accumulation": UnrolledCase("maml", "adam", network=dropped, clip=0.05, accumulate=2),
 }
 
-
 KEPT = {"kept": Unrolled(remat=False)}
 
 

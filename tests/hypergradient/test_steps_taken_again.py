@@ -74,7 +74,6 @@ MOVING: dict[str, Callable[[], nn.Module]] = {
     "in inference mode": lambda: Late(in_inference_mode, 2),
 }
 
-
 AUTO = partial(Unrolled, remat="auto")
 
 

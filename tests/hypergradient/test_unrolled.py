@@ -251,7 +251,6 @@ GROUPED: dict[str, Make] = {
 }  # fmt: skip
 sgd: Make = partial(SGD, lr=0.1, momentum=0.5)
 
-
 # Steps are recorded with their settings: a rate that falls, and one that goes up and down with the momentum.
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "lambda": partial(rates.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),

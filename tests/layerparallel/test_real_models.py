@@ -12,12 +12,10 @@ from tests.layerparallel.real_models import CASES, LAYERED, layered, spread, sta
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-
 MAKERS: dict[str, Any] = {
     **{f"{model} {method}": lambda m=model, k=method: staged(m, k, processes=False) for model, method in CASES},
     **{f"{model} multigrid": lambda m=model: layered(m) for model in LAYERED if model != "resnet50"},
 }
-
 
 SECOND = ("decoder penalty", "stacked auxnet")
 

@@ -45,6 +45,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"roles": ["p"]}, "problems.p.loss.roles: found ['p']; expected problems' names by argument of the loss"),
     ({"roles": {"model": {"problem": "p", "mode": []}}}, "problems.p.loss.roles.model: found {problem: 'p', mode: "),
     ({"module": nn.Linear(2, 2, device="meta")}, "problems.p.module.weight: found a parameter on the device"),
+    ({"module": nn.ParameterList([torch.eye(2).to_sparse()])}, "problems.p.module.0: found a parameter that is sparse"),
     ({"module": nn.ParameterList([torch.zeros(1).expand(5)])}, "problems.p.module.0: found a parameter whose elements"),
     ({"optimizer": lambda parameters: None}, "problems.p.optimizer: found None; expected a torch optimizer, which"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from mlotool.core.errors import RunError
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import UserCodeError
 from mlotool.problem.stream import Stream
 
@@ -91,6 +91,15 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     later = Stream(Whole(), 5, seed=3)
     later.load_state_dict({"epoch": 1, "batches_consumed": 0})
     assert [indices(batch) for batch in draw(later, 2)] == first[2:]
+
+
+def test_a_batch_of_another_size_than_asked_for_is_refused() -> None:
+    class Short(list[int]):
+        def __getitems__(self, indices: Tensor) -> list[int]:
+            return self[:1]
+
+    with pytest.raises(ConfigError, match="found 1 samples for 2 indices in the __getitems__ of"):
+        Stream(Short(range(4)), 2).next()
 
 
 @pytest.mark.parametrize(("size", "drop_last", "sizes"), [(4, True, [4, 4]), (4, False, [4, 4, 2]), (99, True, [10])])

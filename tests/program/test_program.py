@@ -39,6 +39,12 @@ def test_a_missing_hypergradient_is_an_error_with_what_to_write() -> None:
         Program([problem], Graph()).solution("w")
 
 
+def test_a_member_that_only_another_class_has_is_refused() -> None:
+    directed: Any = type("Directed", (Implicit,), {"step_direction": print})
+    with pytest.raises(ConfigError, match=r"a subclass of mlotool.program.AbstractDirector, as it has step_direction"):
+        pair({"hypergradient": directed(Exact())})
+
+
 @pytest.mark.parametrize("shapes_both", [False, True])
 def test_finite_differences_are_refused_by_name_where_a_nested_problem_differentiates_them(shapes_both: bool) -> None:
     case = programs.nested(shapes_both=shapes_both)

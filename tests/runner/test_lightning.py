@@ -21,7 +21,6 @@ from tests.runner.test_run_config import LossThat, logged
 
 Run = Callable[..., RunResult]
 
-
 SHORT = {"debug.limit_ticks": 5, "runner.checkpoint": False}
 
 

@@ -328,9 +328,8 @@ def test_auto_takes_the_newest_unfinished_run_of_the_same_config(
     newer, other = (Path(shutil.copytree(parts, parts.with_name(f"2026-01-31_12-00-0{each}"))) for each in (1, 2))
     config = other / "config.yaml"
     config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
-    found = go(
-        None, {"runner.progress_bar": False, "runner.trainer.profiler": "simple", "logger.project": "x"}, resume="auto"
-    ).output_dir
+    changed = {"runner.progress_bar": False, "runner.trainer.profiler": "simple", "logger.project": "x"}
+    found = go(None, changed, resume="auto").output_dir
     assert found.absolute() == newer
     assert f"going on in {found} after tick 5 (last.ckpt)" in capsys.readouterr().err
     assert_same(newer, whole)

@@ -130,7 +130,6 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "some_lower": partial(two_levels, "model", shard=["body.*", "frozen.*", "head.*", "spare"], roll_back=True),
 }
 
-
 IN_GROUPS = "every_use", "both"
 
 

@@ -125,7 +125,6 @@ def test_draws_follow_the_seed_and_the_scores_alone(make: Make) -> None:
 DIRECTIONS = {1: "minimize", -1: "maximize"}
 CHOICES = tuple("abcde")
 
-
 NUMBERS = [
     FloatDistribution(-1.0, 3.0),
     FloatDistribution(1e-6, 1e-1, log=True),

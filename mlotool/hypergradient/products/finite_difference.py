@@ -211,7 +211,11 @@ class FiniteDifferenceProduct(AbstractProduct):
         return self._difference(side, directions, scale, inverse)
 
     def ends(self, directions: Vector) -> tuple[float, float, float]:
-        """Return the loss at both ends of a step of the inputs, and what makes their difference the slope along it."""
+        """Return the loss at both ends of a step of the inputs, and what makes their difference the slope along it.
+
+        Args:
+            directions: one for each wanted input, of its shape; the step is as long as the radius.
+        """
         scale, inverse = self._step(directions, chosen(self._inputs, self._wanted), None)
 
         def value(factor: Factor) -> float:

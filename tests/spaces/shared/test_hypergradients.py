@@ -343,7 +343,6 @@ PROGRAMS = {
     },
 }
 
-
 NAMES = [each for each in EVERY if not each.startswith("ggn")]
 
 
