@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+import mlotool  # noqa: E402
 from docs.generated import api, errors, gallery, keys, notebook, options  # noqa: E402
 
 TAKEN = {
@@ -30,6 +31,12 @@ FOR_MAINTAINERS = (
 )
 """Addresses whose pages a search shows after all others."""
 PICTURE = re.compile(r"\]\((?:\.\./)*(?:benchmarks/)?(results/[\w/.-]+\.png)\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version in the header of each page."""
+    config.site_name = f"mlotool {mlotool.__version__}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
