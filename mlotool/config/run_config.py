@@ -172,6 +172,21 @@ def _lists(node: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(item, f"{prefix}.{key}".lstrip("."))
 
 
+# In the `data` of a run whose program a script has made, in the place of a node.
+MADE_BY, SCRIPT = "made_by", "mlotool.fit"
+
+
+def is_of_script(config: Mapping[str, Any]) -> bool:
+    """Say whether a config is that of `mlotool.fit`: it tells of modules, losses and data, and builds none of them.
+
+    Example:
+        >>> is_of_script({"data": {"made_by": "mlotool.fit"}}), is_of_script({"data": {"_target_": "mine.Data"}})
+        (True, False)
+    """
+    data = config.get("data")
+    return isinstance(data, Mapping) and data.get(MADE_BY) == SCRIPT
+
+
 # What a resumed run may change: how long it goes on, what is kept and shown. None of it changes a tick.
 MAY_DIFFER = (
     *("resume", "decisions_from", "runner.max_ticks", "runner.checkpoint_seconds", "runner.keep_checkpoints"),

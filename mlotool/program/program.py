@@ -22,6 +22,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call
 from mlotool.problem import trajectory as recorded
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
+from mlotool.problem.description import facts_of, formula_of
 from mlotool.problem.interface import AbstractDirector, AbstractStepwise
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
@@ -148,6 +149,59 @@ class Program:
         differentiated = [name for name, estimate in self._zeroth_order.items() if estimate is None]
         # Problems whose gradient passes through solutions, with the steps at which it seemed to be zero for no reason.
         self._looked_at: dict[str, set[int]] = {name: set() for name in differentiated if self._steps[name]}
+
+    def __repr__(self) -> str:
+        lines = [f"Program of {len(self.problems)} problem{'s' * (len(self.problems) > 1)}"]
+        for name, problem in self.problems.items():
+            lowers, readers = self.graph.lowers(name), self.graph.readers(name)
+            start = f"{name}* = argmin" if readers else "min"
+            lines += [f"  {start} over {name} of {formula_of(problem, lowers)}", f"      {facts_of(problem)}"]
+            if readers:
+                steps = problem.settings.unroll_steps
+                lines.append(f"      {steps} step{'s' * (steps > 1)} for each step of {', '.join(readers)}")
+            if problem.hypergradient is not None:
+                lines.append(f"      hypergradient: {problem.hypergradient}")
+        lines += [f"  {upper} shapes {', '.join(shaped)}" for upper, shaped in self.graph.upper_to_lower.items()]
+        return "\n".join(lines)
+
+    def to(self, device: torch.device | str) -> "Program":
+        """Move everything that the program holds to a device: modules, optimizer states, batches, what solvers keep.
+
+        `mlotool.fit` and a run do it themselves.
+
+        Args:
+            device: "cuda", "cpu", or a `torch.device`.
+
+        Returns:
+            The program itself.
+
+        Raises:
+            ConfigError: there is no such device.
+
+        Example::
+
+            program = mlotool.Program([lower, upper], graph).to("cuda")
+        """
+        place = _existing(device)
+        # A step's state follows as it does when a run is resumed on another device.
+        state = self.state_dict() if self._has_moved_from(place) else None
+        for problem in self.problems.values():
+            problem.module.to(place)
+            if problem.stream is not None:
+                problem.stream.to(place)
+            if problem.parallel is not None:
+                problem.parallel.to(place)
+        self.random.cover(self.devices)
+        if state is not None:
+            self.load_state_dict(state)
+        return self
+
+    def _has_moved_from(self, place: torch.device) -> bool:
+        """Return whether steps were taken whose state lies elsewhere than on a device."""
+        stepped = [problem for problem in self.problems.values() if problem.num_steps > 0]
+        states = [entry for problem in stepped if problem.optimizer for entry in problem.optimizer.state.values()]
+        kept = [x for entry in states for x in tree_leaves(dict(entry)) if isinstance(x, Tensor) and x.dim() > 0]
+        return any(tensor.device != place for tensor in (*kept, *(x for problem in stepped for x in problem.own)))
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -435,6 +489,22 @@ class Program:
             advice = f"{did_you_mean(name, self.problems)} Correct the name."
             raise ConfigError(f"Unknown problem {shown(name)}; expected one of {', '.join(self.problems)}.{advice}")
         return name
+
+
+def _existing(device: Any) -> torch.device:
+    """Return a device with its number; refuse one that is not there."""
+    advice = "Write program.to('cuda'), or 'cpu'."
+    try:
+        # Meta tensors have no numbers, and a number takes the place of a name in silence.
+        require(isinstance(device, str | torch.device), "Program.to", device, "a device of torch", advice)
+        place: torch.device = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(
+            f"Program.to: found '{device}' ({reason}); expected a device that is here. {advice}"
+        ) from error
+    require(place.type != "meta", "Program.to", str(device), "a device whose tensors have numbers", advice)
+    return place
 
 
 def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[str, Problem]:

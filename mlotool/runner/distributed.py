@@ -165,7 +165,8 @@ def _check_same_start(program: Program, ranks: Ranks) -> None:
     for name, problem in program.problems.items():
         if len(set(ranks.gather(_digest(problem.module)))) > 1:
             raise ConfigError(
-                f"problems.{name}.module: the ranks have built it with different parameters. Give all one config."
+                f"problems.{name}.module: the ranks have built it with different parameters. Give all one config; "
+                "in a script, seed torch before modules and data are made: torch.manual_seed(0)."
             )
 
 
