@@ -28,6 +28,7 @@ _ARGUMENTS = (
 )
 # Keys of `runner` that a script says elsewhere.
 _ELSEWHERE = {
+    "devices": "Start the script on all of them: python -m torch.distributed.run --nproc-per-node 2 SCRIPT.",
     "max_ticks": "Write mlotool.fit(program, ticks=1000).",
     "precision": "Give it to the problem: mlotool.Problem(..., precision='bf16').",
     "trace": "Give it to the program: mlotool.Program(..., trace='eager').",

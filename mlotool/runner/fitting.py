@@ -39,12 +39,8 @@ def fit_built(
     """
     runner, program, world = config.runner, built.program, World.find(os.environ)
     if world is not None:
-        world.check_devices(runner.devices)
-    elif runner.devices not in (1, "auto"):
-        raise ConfigError(
-            f"fit.devices: found {runner.devices}, while this process is alone; expected 1. Start the script on all of "
-            f"them: python -m torch.distributed.run --nproc-per-node {runner.devices} SCRIPT."
-        )
+        # Who starts a script says on how many processes.
+        runner.devices = world.local_size
     with own_settings(runner, is_first=world is None or world.rank == 0):
         device = _device(runner, program, world)
         with joined(world, device) as ranks, _divided(program, ranks):

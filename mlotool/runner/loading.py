@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from mlotool.config import Built, build, build_module, load_run_config, trust_all
-from mlotool.config.run_config import finished_run, is_of_script
+from mlotool.config.run_config import finished_run
 from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, is_command_line
@@ -139,12 +139,6 @@ def _rebuild(
     # The checkpoint first: without one there is no need to build anything.
     path = _find_checkpoint(RunFolder(run_dir), checkpoint)
     config = load_run_config(Path(run_dir), overrides)
-    if is_of_script(config):
-        raise ConfigError(
-            f"{run_dir}: found a run of a script (mlotool.fit), of whose modules and data there is no recipe; expected "
-            "one of a recipe. Put its parameters into a module of the script's: mlotool.load(folder, 'problem', "
-            "into=module); and let the script evaluate: mlotool.fit(.., evaluate={.., 'splits': {'test': 'end'}})."
-        )
     for word in filter(_OF_TRAINING.match, overrides):
         warnings.warn(
             f"found the override {word}, which does nothing here: the module is the checkpoint's; expected values of "

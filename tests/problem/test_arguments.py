@@ -54,7 +54,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "sdg"}, "found 'sdg'; expected one of adam, adamw, sgd, or an object. Did you mean 'sgd'?"),
     (
         {"lr": 0.1},
-        "problems.p.optimizer: found the function sgd; expected a name or a class beside lr. Write optimizer=",
+        "problems.p.optimizer: found a partial; expected a name or a class beside lr. Write optimizer=",
     ),
     ({"optimizer": "sgd", "lr": "0.1"}, "problems.p.lr: found '0.1'; expected a number of at least 0"),
     ({"unroll_steps": "3"}, "problems.p.unroll_steps: found '3'; expected a whole number of at least 1"),
