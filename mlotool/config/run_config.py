@@ -114,8 +114,8 @@ def load_run_config(
         raise ConfigError(f"{path}: found an empty file; expected the config that the run wrote. Put it back.")
     if is_of_script(document.data) and not is_own and "data" in built:
         raise ConfigError(
-            f"{run.path}: found a run of a script (mlotool.fit), whose modules and data no recipe describes; expected a "
-            "recipe's run. Put its parameters into a module of the script's, mlotool.load(folder, 'problem', "
+            f"{run.path}: found a run of a script (mlotool.fit), whose modules and data no recipe describes; expected "
+            "a run of a recipe. Put its parameters into a module of the script's, mlotool.load(folder, 'problem', "
             "into=module), and let the script evaluate, mlotool.fit(.., evaluate={.., 'splits': {'test': 'end'}})."
         )
     for key, value in leaves(document.data):
