@@ -60,7 +60,7 @@ def built_from(
     evaluate, metrics = _evaluate(given.pop("evaluate", None))
     _check_runner(runner)
     # Of a program, "eager" is a recipe's `true`.
-    trace = {None: False, "eager": True}.get(program.trace, program.trace)
+    trace = {None: False, "eager": True}.get(program.internals.tracing.backend, program.internals.tracing.backend)
     described = {
         "name": _name_of_script(),
         **given,

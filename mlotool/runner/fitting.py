@@ -70,11 +70,11 @@ def _device(runner: Any, program: Program, world: World | None) -> torch.device:
 def _divided(program: Program, ranks: Ranks) -> Iterator[None]:
     """Let a program take its means over ranks inside the block; outside, each rank's is its own again."""
     if ranks.reduce is not None:
-        program.rank_mean.reduce = ranks.reduce
+        program.internals.engine.rank_mean.reduce = ranks.reduce
     try:
         yield
     finally:
-        program.rank_mean.reduce = identity_reduce
+        program.internals.engine.rank_mean.reduce = identity_reduce
 
 
 def _count_classes(config: Any, built: Built) -> None:

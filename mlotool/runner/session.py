@@ -545,7 +545,7 @@ class Session(LightningModule):
     def _check_finite(self) -> None:
         if self._checked_tick == self.schedule.num_ticks:
             return
-        self.program.sync()
+        self.program.internals.sync()
         # The losses first: they know the tick.
         self.window.check()
         check_parameters(self.program, self.schedule.num_ticks)
