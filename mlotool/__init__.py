@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlotool.config import compose
     from mlotool.core import BoundModule, ConfigError, LossOutput, MlotoolError, RunError, remat, stop_gradient
+    from mlotool.fitting import fit
     from mlotool.hypergradient.evolution import EvolutionStrategies
     from mlotool.hypergradient.first_order import FirstOrder
     from mlotool.hypergradient.implicit import Implicit
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "mlotool.config": ("compose",),
     "mlotool.core": ("BoundModule", "ConfigError", "LossOutput", "MlotoolError", "RunError", "remat", "stop_gradient"),
+    "mlotool.fitting": ("fit",),
     "mlotool.hypergradient": (
         "KFAC",
         "ConjugateGradient",
@@ -52,7 +54,18 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["KFAC", "SABA", "BoundModule", "ConfigError", "ConjugateGradient", "EvolutionStrategies", "Exact"]
 __all__ += ["FirstOrder", "FixedPoint", "Graph", "Identity", "Implicit", "LossOutput", "MlotoolError", "Neumann"]
 __all__ += ["NormalEquationConjugateGradient", "Nystrom", "OptimizerPreconditioner", "Penalty", "Problem", "Program"]
-__all__ += ["RunError", "RunResult", "SameBatch", "Schedule", "Stream", "Unrolled", "__version__", "compose", "load"]
+__all__ += [
+    "RunError",
+    "RunResult",
+    "SameBatch",
+    "Schedule",
+    "Stream",
+    "Unrolled",
+    "__version__",
+    "compose",
+    "fit",
+    "load",
+]
 __all__ += ["remat", "run", "stop_gradient"]
 
 

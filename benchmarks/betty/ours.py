@@ -63,7 +63,7 @@ def solves(task: Task, num_cycles: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for _ in range(num_cycles):
         schedule.tick()
-        last = schedule.program.algorithm_state("classifier").last
+        last = schedule.program.internals.algorithm_state("classifier").last
         found[f"{last.status.value}, {last.num_products} products"] += 1
     return found
 

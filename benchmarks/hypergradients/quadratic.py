@@ -170,7 +170,7 @@ class Run:
             self._schedule.tick()
         algorithm = self._algorithm
         if isinstance(algorithm, Implicit):
-            self.calls += self._schedule.program.algorithm_state("z").last.num_products + 1
+            self.calls += self._schedule.program.internals.algorithm_state("z").last.num_products + 1
         elif isinstance(algorithm, SABA):
             self.calls += 2
         elif isinstance(algorithm, Unrolled):

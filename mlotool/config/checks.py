@@ -267,9 +267,9 @@ def _rehearse(program: Any, problem: str) -> Any:
     with user_code(ConfigError), warnings.catch_warnings():
         # The run gives them.
         warnings.simplefilter("ignore")
-        program.start(problem)
+        program.internals.start(problem)
         stream = program.problems[problem].stream
-        return program.rehearse(problem, None if stream is None else stream.peek())
+        return program.internals.rehearse(problem, None if stream is None else stream.peek())
 
 
 def _is_small(node: Values) -> bool:

@@ -18,9 +18,6 @@ SPECIAL = ("_target_", "_args_")
 GROUPS_KEY = "groups"
 _GROUP = "{match: classifier.*, lr: 0.01}"
 
-# Settings of an optimizer that ask for another kernel than the fused one.
-_OTHER_KERNELS = ("foreach", "differentiable", "capturable")
-
 
 def node_factory(key: str, node: Node) -> Callable[..., Any]:
     """Return what builds a node, at each call anew.
@@ -91,8 +88,10 @@ def optimizer_factory(
     def make(parameters: Iterable[Any]) -> Any:
         from torch.optim import Optimizer
 
+        from mlotool.problem.optimizers.registry import can_fuse
+
         params = list(parameters)
-        fused = {"fused": True} if _can_fuse(settings, params) else {}
+        fused = {"fused": True} if can_fuse(settings["_target_"], settings, params) else {}
         if groups:
             path_of = names()
             params = grouped(f"{key}.{GROUPS_KEY}", groups, {path_of[id(tensor)]: tensor for tensor in params})
@@ -106,15 +105,6 @@ def optimizer_factory(
 def _plain(value: Any) -> Any:
     # YAML has no tuples, and `betas` must be one for some of torch's code paths.
     return tuple(value) if isinstance(value, list) else value
-
-
-def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
-    """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
-    from mlotool.problem.optimizers.registry import RULES
-
-    fused = [f"torch.optim.{kind.__name__}" for kind, rule in RULES.items() if rule.kernels]
-    is_free = node["_target_"] in fused and not any(node.get(name) for name in _OTHER_KERNELS)
-    return is_free and all(tensor.is_floating_point() and tensor.device.type in ("cpu", "cuda") for tensor in params)
 
 
 def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:

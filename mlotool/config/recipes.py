@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from filecmp import cmp
-from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mlotool.config.schema import OPTION_GROUPS
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import nearby
-from mlotool.folders.files import at_home
+from mlotool.folders.files import at_home, package_dir
 from mlotool.folders.run_folder import RunFolder
 
 # The config group of recipes: `+recipe=<name>`.
@@ -20,17 +19,6 @@ GROUP = "recipe"
 SUFFIX = ".yaml"
 # Folders of recipe files that were named by their path; they come first. `register_sources` sets them.
 named_folders: list[Path] = []
-
-
-@cache
-def package_dir(name: str) -> Path:
-    """Return the folder of the built-in `conf` or `recipes`.
-
-    Args:
-        name: "conf" or "recipes". In a wheel they lie inside the package, in a checkout beside it.
-    """
-    package = Path(__file__).resolve().parents[1]
-    return next((home / name for home in (package, package.parent) if (home / name).is_dir()), package / name)
 
 
 def recipe_folders() -> list[tuple[str, Path]]:

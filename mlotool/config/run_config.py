@@ -97,7 +97,8 @@ def load_run_config(
         built: the keys that something is built from; what others say does nothing.
 
     Raises:
-        ConfigError: there is no config.yaml, it is none of ours, or it says what only the user may say.
+        ConfigError: there is no config.yaml, it is none of ours, it says what only the user may say, or it is that of a
+            script, from which nothing can be built.
     """
     # Imported here: the report reads configs too, and needs no Hydra.
     from omegaconf import DictConfig, OmegaConf
@@ -111,6 +112,12 @@ def load_run_config(
         raise ConfigError(f"'{run_dir}' has no config.yaml; expected {EXPECTED}")
     if not document.data:
         raise ConfigError(f"{path}: found an empty file; expected the config that the run wrote. Put it back.")
+    if is_of_script(document.data) and not is_own and "data" in built:
+        raise ConfigError(
+            f"{run.path}: found a run of a script (mlotool.fit), whose modules and data no recipe describes; expected "
+            "a run of a recipe. Put its parameters into a module of the script's, mlotool.load(folder, 'problem', "
+            "into=module), and let the script evaluate, mlotool.fit(.., evaluate={.., 'splits': {'test': 'end'}})."
+        )
     for key, value in leaves(document.data):
         if isinstance(value, str) and "${" in value:
             # Every reference was resolved when it was written; what looks like one now was put there.
@@ -170,6 +177,21 @@ def _lists(node: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
     elif isinstance(node, dict):
         for key, item in node.items():
             yield from _lists(item, f"{prefix}.{key}".lstrip("."))
+
+
+# In the `data` of a run whose program a script has made, in the place of a node.
+MADE_BY, SCRIPT = "made_by", "mlotool.fit"
+
+
+def is_of_script(config: Mapping[str, Any]) -> bool:
+    """Say whether a config is that of `mlotool.fit`: it tells of modules, losses and data, and builds none of them.
+
+    Example:
+        >>> is_of_script({"data": {"made_by": "mlotool.fit"}}), is_of_script({"data": {"_target_": "mine.Data"}})
+        (True, False)
+    """
+    data = config.get("data")
+    return isinstance(data, Mapping) and data.get(MADE_BY) == SCRIPT
 
 
 # What a resumed run may change: how long it goes on, what is kept and shown. None of it changes a tick.

@@ -187,6 +187,42 @@ def built_data(build: Callable[[], Any], seed: int) -> Any:
     return data if type(data).__module__.startswith("mlotool.") else UserData(data, seed)
 
 
+class NamedSplits:
+    """Splits that a script gives by name.
+
+    Args:
+        splits: data sets by name.
+        num_classes: of their targets; None where nobody has said it.
+    """
+
+    def __init__(self, splits: Mapping[str, Any], num_classes: int | None = None) -> None:
+        self.splits, self.num_classes = tuple(splits), num_classes
+        self._datasets = dict(splits)
+
+    def split(self, name: str) -> Any:
+        """Return one of them."""
+        return self._datasets[name]
+
+
+def given_data(data: Any, seed: int) -> Any:
+    """Return what a script gives as data as a data object whose splits give dicts.
+
+    Args:
+        data: a mapping from names to data sets, or a data object.
+        seed: of the run.
+
+    Raises:
+        ConfigError: it is neither.
+
+    Example:
+        >>> given_data({"val": [("picture", 3)]}, 0).split("val")[0]
+        {'input': 'picture', 'target': 3, 'index': 0}
+    """
+    if isinstance(data, Mapping):
+        return UserData(NamedSplits(data), seed)
+    return built_data(lambda: data, seed)
+
+
 def split_of(key: str, data: Any, name: str) -> Any:
     """Return a split of the data, of which a stream can be made.
 

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from mlotool.core.errors import WriteError
@@ -20,6 +21,17 @@ _EXPECTED = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR), _TAKEN),
     errno.ENOENT: ("the folder that was there before", "Put it back, or begin anew in another folder."),
 }
+
+
+@cache
+def package_dir(name: str) -> Path:
+    """Return the folder of the built-in `conf` or `recipes`.
+
+    Args:
+        name: "conf" or "recipes". In a wheel they lie inside the package, in a checkout beside it.
+    """
+    package = Path(__file__).resolve().parents[1]
+    return next((home / name for home in (package, package.parent) if (home / name).is_dir()), package / name)
 
 
 def at_home(path: Path | str) -> Path:

@@ -163,8 +163,8 @@ def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -
             shapes.
     """
     first, values = next(filter(None, members)), list[OwnValue]()
-    for number, problem in enumerate(first.engine.problems):
-        others = [(member or first).engine.problems[number] for member in members]
+    for number, problem in enumerate(first.internals.engine.problems):
+        others = [(member or first).internals.engine.problems[number] for member in members]
         values += _numbers_of_losses(problem.name, [other.loss for other in others], problem.own[0], known)
         values += _frozen_parameters(problem.name, [other.module for other in others], known)
     return values
@@ -237,17 +237,17 @@ def _bind(program: Program, rows: Sequence[Tensor]) -> None:
     values = iter(rows)
     for parameter in _parameters(program):
         parameter.data = next(values)
-    for problem in program.engine.problems:
+    for problem in program.internals.engine.problems:
         if problem.slots.has_buffers:
             problem.slots.put_buffers([next(values) for _ in problem.slots.buffers()])
 
 
 def _parameters(program: Program) -> list[Tensor]:
-    return [parameter for problem in program.engine.problems for parameter in problem.own]
+    return [parameter for problem in program.internals.engine.problems for parameter in problem.own]
 
 
 def _buffers(program: Program) -> list[Tensor]:
-    return [buffer for problem in program.engine.problems for buffer in problem.slots.buffers()]
+    return [buffer for problem in program.internals.engine.problems for buffer in problem.slots.buffers()]
 
 
 def _tensors(program: Program) -> list[Tensor]:
@@ -597,7 +597,7 @@ class Draw:
         first = next(program for program in programs if program is not None)
         self._name, self._count = traced.problem.name, traced.problem.settings.accumulate_batches
         self._programs, self._streams = programs, streams
-        plans = [*all_plans(first.engine.solutions[traced.number])]
+        plans = [*all_plans(first.internals.engine.solutions[traced.number])]
         self._below = [
             (plan.problem.name, StackedStream.peek if plan.algorithm.batch == "fresh" else StackedStream.last)
             for plan in plans

@@ -94,8 +94,8 @@ class RoundMembers:
         program = self.schedules[number].program
         buffers = [buffer.clone() for buffer in self.stack.buffers(number)]
         state, places = program.random.state_dict(), list[tuple[Any, str]]()
-        places += [(memory, "value") for memory in program.engine.memories]
-        places += [(problem.trajectory, "largest_norm") for problem in program.engine.problems]
+        places += [(memory, "value") for memory in program.internals.engine.memories]
+        places += [(problem.trajectory, "largest_norm") for problem in program.internals.engine.problems]
         values = [getattr(holder, name) for holder, name in places]
 
         def restore() -> None:
@@ -161,8 +161,8 @@ class RoundMembers:
         program, drawn = self.schedules[number].program, self.drawn(number, batches) if self._recorded else {}
         for name in self._recorded:
             with program.random:
-                states = [program.recorder.state(name) for _ in drawn[name]]
-                program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
+                states = [program.internals.recorder.state(name) for _ in drawn[name]]
+                program.internals.recorder.record(name, [entry[name] for entry in drawn[name]], states)
 
 
 @dataclass
@@ -340,9 +340,10 @@ class StackedGradients:
         self._members, self._stack, self._values, self.courses = members, members.stack, members.values, courses
         self._prefix, first = f"{'+'.join(members.names)}:", members.leader.program
         # Alone each would run along a trace from its first steps on, and not by its plans.
-        is_traced = first.trace is not None and first.trace_from == 0
-        self._backend = BACKENDS[first.trace or "eager" if is_traced else "eager"]
-        self._modules = [module for problem in first.engine.problems for module in problem.submodules]
+        tracing = first.internals.tracing
+        is_traced = tracing.backend is not None and tracing.begins_at == 0
+        self._backend = BACKENDS[tracing.backend or "eager" if is_traced else "eager"]
+        self._modules = [module for problem in first.internals.engine.problems for module in problem.submodules]
         self._known: dict[Any, Flat] = {}
         self.num_traces = 0
         self.at_once = self._num_members = len(members.programs)
@@ -411,7 +412,7 @@ class StackedGradients:
         for (who, _), values in zip(fused.flat.function.course.reports, fused.reported, strict=True):
             problem = next(place for place, memory in enumerate(fused.flat.memories) if memory is who.memory)
             for number in there:
-                engine = self._members.schedules[number].program.engine
+                engine = self._members.schedules[number].program.internals.engine
                 who.of(engine.memories[problem], engine.traits[problem].warned_of).reported(values[number])
 
     def _fixed(self) -> list[Tensor]:
@@ -442,7 +443,7 @@ class StackedGradients:
     ) -> Flat:
         """Return the program of arguments, of which the last are the tensors of the batches."""
         schedule = self._members.schedules[leader]
-        engine, num_fixed = schedule.program.engine, len(self._fixed())
+        engine, num_fixed = schedule.program.internals.engine, len(self._fixed())
         whole = [copied(tensor) for tensor in arguments]
         member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
@@ -566,7 +567,7 @@ class GradientComparison:
 
     def check_pure(self, first: int, batches: Drawings) -> None:
         """Raise a NotFusedError if evaluating the losses of a member changes something in Python."""
-        problems = self._members.schedules[first].program.engine.problems
+        problems = self._members.schedules[first].program.internals.engine.problems
         if reason := why_unseen(problems):
             raise NotFusedError(reason)
         state = PythonState(problems)
@@ -661,7 +662,7 @@ class GradientComparison:
 
     def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> dict[Kind, Any]:
         values, rest = dict[Kind, Any](), iter(buffers)
-        for problem in self._members.schedules[number].program.engine.problems:
+        for problem in self._members.schedules[number].program.internals.engine.problems:
             if problem.slots.has_buffers:
                 values[problem.name, _BUFFERS] = [next(rest) for _ in problem.slots.buffers()]
         return values
@@ -678,7 +679,7 @@ class GradientComparison:
             kinds_of(entry, tensors, seen)
         rows = [tensor[number] for tensor in (*self._stack.tensors, *[value.values for value in self._members.values])]
         together = [schedule.traced(name) for name in drawn]
-        function = RoundFunction(together, schedule.program.engine, self._members.values, batches, by)
+        function = RoundFunction(together, schedule.program.internals.engine, self._members.values, batches, by)
         with schedule.program.random:
             outputs = function(*rows, *map(copied, tensors))
         return {(name, _GRADIENT): part.gradient for name, part in zip(drawn, function.parts(outputs)[0], strict=True)}

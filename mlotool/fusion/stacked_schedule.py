@@ -182,7 +182,7 @@ class StackedRound:
         self._is_pure = False
         # The tick after the last step as one program that was compared with a plan.
         self._compared_at = self._num_looks = 0
-        self._looks = Looks(leader.program.run_length)
+        self._looks = Looks(leader.program.internals.tracing.run_length)
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
         self._is_foreign = any(is_of_user(x.optimizer, x.scheduler) for x in chain(*members.problems.values()))
 
@@ -352,16 +352,16 @@ class StackedRound:
             try:
                 # What other problems give is as it was before any of these steps.
                 hyperparameters[number] = [
-                    program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
+                    program.internals.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
                     for problem in members.problems[number]
                 ]
             except Exception as error:
                 outcomes[number] = error
                 continue
-            if program.is_watched(self._names):
+            if program.internals.is_watched(self._names):
                 with program.random:
                     for name, stacked in zip(self._names, fused.gradients, strict=True):
-                        program.look_at(name, stacked.of(number))
+                        program.internals.look_at(name, stacked.of(number))
         for place, (stacked, step) in enumerate(zip(fused.gradients, self._steps, strict=True)):
             there = [number for number in there if isinstance(outcomes[number], dict)]
             contexts = [members.schedules[number].program.random for number in there] if self._is_foreign else None
@@ -414,7 +414,7 @@ class StackedSchedule:
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound] = {}
         self._change, self._looked_at = "", -1
-        problems = [[] if program is None else program.engine.problems for program in programs]
+        problems = [[] if program is None else program.internals.engine.problems for program in programs]
         self._may_change = any(map(may_change_between_ticks, chain(*problems)))
         self._guard = ChangeGuard(problems)
 
@@ -518,7 +518,7 @@ def _unfusable(members: RoundMembers) -> Verdict | None:
     """Return that a round is taken by the plans, where its gradients cannot be one program; None if that is open."""
     for name in members.names:
         for schedule in members.schedules.values():
-            engine = schedule.program.engine
+            engine = schedule.program.internals.engine
             if reason := why_untraceable(engine.numbers[name], engine, is_fused=True):
                 return Verdict(is_fused=False, reason=f"problems.{name}: {reason}")
     return None

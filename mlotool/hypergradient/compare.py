@@ -84,7 +84,7 @@ def with_algorithms(
         if problem.hypergradient is not None:
             other.hypergradient = exchange(problem.name, problem.hypergradient)
         problems.append(other)
-    return Program(problems, program.graph, program.rank_mean.reduce)
+    return Program(problems, program.graph, program.internals.engine.rank_mean.reduce)
 
 
 def most_exact(program: Program) -> Program:
@@ -205,7 +205,8 @@ def _measured(
     length = float(exact.norm())
     cosine = (1.0 if gradient is exact else float(gradient @ exact) / (norm * length)) if norm and length else None
     error = float((gradient - exact).norm()) / length if length else None
-    solves = [(problem, getattr(program.algorithm_state(problem), "last", None)) for problem in program.problems]
+    states = {problem: program.internals.algorithm_state(problem) for problem in program.problems}
+    solves = [(problem, getattr(state, "last", None)) for problem, state in states.items()]
     # How solves ended, where they were to converge.
     ends = {problem: end for problem, end in solves if isinstance(end, SolveResult) and end.status is not Status.FIXED}
     notes = [
@@ -320,7 +321,7 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
             _solve(program, solved, batches)
             return float(program.loss(upper, batches.get(upper)).loss)
         with same_numbers(program):
-            return float(program.unrolled_loss(upper, batches))
+            return float(program.internals.unrolled_loss(upper, batches))
 
     def gradient(program: Program) -> Tensor:
         with nullcontext() if solved else same_numbers(program):
@@ -370,7 +371,7 @@ def _solve(program: Program, below: Sequence[str], batches: Batches) -> None:
 
         def closure(name: str = name, parameters: list[Any] = parameters) -> Tensor:
             with torch.enable_grad():
-                loss = program.direct_loss(name, batches.get(name)).loss
+                loss = program.internals.direct_loss(name, batches.get(name)).loss
             slopes = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             for parameter, slope in zip(parameters, slopes, strict=True):
                 parameter.grad = slope

@@ -40,9 +40,9 @@ def check_problem(given: Mapping[str, Any]) -> None:
     for key, is_right, expected in (
         ("loss", callable(loss) and not isinstance(loss, type), f"a function that is called as {call}"),
         ("stream", is_stream, "a mlotool.Stream or null"),
-        ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer), _OPTIMIZER),
+        ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, str | Optimizer), _OPTIMIZER),
         ("scheduler", scheduler is None or callable(scheduler), "a callable that builds a scheduler, or null"),
-        ("hypergradient", isinstance(algorithm, AbstractHypergradient | None), "a built hypergradient, or null"),
+        ("hypergradient", isinstance(algorithm, str | AbstractHypergradient | None), _HYPERGRADIENT),
         ("parallel", isinstance(given["parallel"], AbstractParallel | None), "layer-parallel training, or null"),
     ):
         require(is_right, f"problems.{name}.{key}", given[key], expected)
@@ -56,7 +56,8 @@ def check_problem(given: Mapping[str, Any]) -> None:
         raise ConfigError(f"{fault}. Correct its arguments, or the roles.") from None
 
 
-_OPTIMIZER = "a torch optimizer, or a callable that builds one from the parameters"
+_OPTIMIZER = "a name such as 'sgd', a torch optimizer, or a callable that builds one from the parameters"
+_HYPERGRADIENT = "a name such as 'cg', a built hypergradient, or null"
 
 
 def _is_role(value: Any) -> bool:

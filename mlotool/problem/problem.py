@@ -19,10 +19,12 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.compatibility import Case, check
+from mlotool.problem.description import facts_of, formula_of
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, OptimizerStep
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
+from mlotool.problem.options import hypergradient_of, optimizer_of
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.remat import rematerialize
 from mlotool.problem.settings import ProblemNode, ProblemSettings
@@ -65,9 +67,12 @@ class Problem:
         loss: `f(batch, *, <roles>) -> Tensor | LossOutput`, pure.
         roles: by keyword of the loss, a problem's name, or `{"problem": name, "mode": "train" | "eval"}`.
         stream: where its batches come from; None calls the loss with `batch=None`.
-        optimizer: a torch optimizer, or a callable from parameters to one; None if it is never stepped.
+        optimizer: "sgd", "adam" or "adamw" (the options of conf/optimizer/), a class of `torch.optim`, an optimizer, or
+            a callable from parameters to one; None if it is never stepped.
+        lr: the learning rate of an optimizer that is named or a class; None leaves the option's or the class's default.
         scheduler: a callable from the optimizer to a learning-rate scheduler.
-        hypergradient: how gradients pass through its solution; needed if a problem above both shapes and reads it.
+        hypergradient: how gradients pass through its solution: an object such as `Implicit(Neumann())`, or the name of
+            an option of conf/hypergradient/, such as "cg"; needed if a problem above both shapes and reads it.
         parallel: how its training steps evaluate its module, layer-parallel; None is one serial pass. Its hypergradient
             is by finite differences then, if none is set.
         **settings: the fields of `mlotool.problem.settings.ProblemSettings`: `unroll_steps`, `tasks`, `precision`, ...
@@ -77,9 +82,8 @@ class Problem:
             module has no parameter that requires a gradient.
 
     Example:
-        >>> from functools import partial
         >>> problem = Problem("line", nn.Linear(1, 1), lambda batch, *, model: model(batch).square().mean(),
-        ...                   roles={"model": "line"}, optimizer=partial(torch.optim.SGD, lr=0.1), unroll_steps=2)
+        ...                   roles={"model": "line"}, optimizer="sgd", lr=0.1, unroll_steps=2)
         >>> list(problem.theta)
         ['weight', 'bias']
     """
@@ -92,9 +96,10 @@ class Problem:
         *,
         roles: Mapping[str, str | Mapping[str, str]] | None = None,
         stream: Stream | None = None,
-        optimizer: Optimizer | OptimizerFactory | None = None,
+        optimizer: str | Optimizer | OptimizerFactory | None = None,
+        lr: float | None = None,
         scheduler: Callable[[Optimizer], Any] | None = None,
-        hypergradient: AbstractHypergradient | None = None,
+        hypergradient: str | AbstractHypergradient | None = None,
         parallel: AbstractParallel | None = None,
         **settings: Any,
     ) -> None:
@@ -119,14 +124,19 @@ class Problem:
         if parallel is not None:
             parallel.attach(name, module)
             parallel.check_data(getattr(stream, "dataset", None))
-        self.optimizer_step = OptimizerStep(name, self.theta, optimizer, scheduler, self.settings)
+        makes_optimizer = optimizer_of(name, optimizer, lr)
+        self.optimizer_step = OptimizerStep(name, self.theta, makes_optimizer, scheduler, self.settings)
         check(Case(name, self.settings, parallel, self.optimizer, self.scheduler))
         self._bind()
         is_by_default = hypergradient is None and parallel is not None
-        self.hypergradient = parallel.default_hypergradient() if is_by_default and parallel else hypergradient
+        algorithm = parallel.default_hypergradient() if is_by_default and parallel else hypergradient
+        self.hypergradient: AbstractHypergradient | None = hypergradient_of(name, algorithm)
         self.num_steps, self.trajectory = 0, Trajectory()
         is_reset = self.settings.reset_to == "initial"
         self.initial = tuple(tensor.clone() for tensor in self.constants().values()) if is_reset else ()
+
+    def __repr__(self) -> str:
+        return f"Problem '{self.name}': minimize {formula_of(self)}; {facts_of(self)}"
 
     @property
     def optimizer(self) -> Optimizer | None:

@@ -27,9 +27,11 @@ def identity_reduce(vector: Sequence[Tensor]) -> Sequence[Tensor]:
     return vector
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankMean:
     """The mean over the ranks of a program.
+
+    All parts of a program hold the same one, so that a program that was made alone can join others.
 
     Args:
         reduce: exchanges; it need not be differentiable.

@@ -153,7 +153,7 @@ class Schedule:
         Returns:
             By name, the result of each problem that has stepped.
         """
-        self.program.rehearse_once()
+        self.program.rehearse()
         with self.program.random:
             return self._tick()
 
@@ -174,7 +174,7 @@ class Schedule:
         Args:
             name: of the problem.
         """
-        engine, plan = self.program.engine, self.program.plan_of(name)
+        engine, plan = self.program.internals.engine, self.program.internals.plan_of(name)
         number = engine.numbers[name]
         return Traced(number, engine.problems[number], plan, self._with_norms and bool(engine.solutions[number]))
 
@@ -201,7 +201,7 @@ class Schedule:
             if not is_counted or problem.name in self._at_start:
                 problem.trajectory.clear()
             if problem.settings.reset_to is not None and problem.name in self._at_start:
-                problem.reset(self.program.start(problem.name))
+                problem.reset(self.program.internals.start(problem.name))
         self._at_start.difference_update(names)
 
     def step_round(self, names: Sequence[str], drawn: Drawn | None = None) -> dict[str, StepResult]:
@@ -219,7 +219,7 @@ class Schedule:
         Raises:
             RunError: a module has not the parameters any more that are trained.
         """
-        for problem in self.program.engine.problems:
+        for problem in self.program.internals.engine.problems:
             problem.look_at_module()
         problems = [self.program.problems[name] for name in names]
         # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
@@ -289,8 +289,8 @@ class Schedule:
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.
         is_whole = problem.shards is None and problem.parallel is None
-        with_norm = self._with_norms and is_whole and bool(self.program.solutions_read_by(problem.name))
-        given = self.program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
+        with_norm = self._with_norms and is_whole and bool(self.program.internals.solutions_read_by(problem.name))
+        given = self.program.internals.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
         return PreparedStep(problem, output, gradient, given, evaluate, with_norm)
 
     def _evaluate(
@@ -306,7 +306,7 @@ class Schedule:
                 with random.replayed():
                     output, gradient = self._gradient(problem, _recent_batches(problem))
             # All ranks search alike, since they decide on means.
-            return self.program.rank_mean.mean([output.loss.detach()])[0], gradient
+            return self.program.internals.engine.rank_mean.mean([output.loss.detach()])[0], gradient
 
         return evaluate
 
@@ -320,9 +320,9 @@ class Schedule:
         self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True
     ) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean direction over `batches`, which are drawn one at a time; a record of the step may be kept."""
-        name, algorithm, recorder = problem.name, problem.hypergradient, self.program.recorder
+        name, algorithm, recorder = problem.name, problem.hypergradient, self.program.internals.recorder
         if not (isinstance(algorithm, AbstractStepwise) and is_recorded and problem.trajectory.is_kept):
-            return averaged(self.program.training_gradient(name, *draw) for draw in batches)
+            return averaged(self.program.internals.training_gradient(name, *draw) for draw in batches)
         drawn: list[Any] = []
         states: list[Any] = []
 
@@ -332,15 +332,15 @@ class Schedule:
                 states.append(recorder.state(name))
                 yield draw
 
-        if recorder.makes_solutions(name) or not algorithm.records_graphs(self.program.algorithm_state(name)):
-            output, gradient = averaged(self.program.training_gradient(name, *draw) for draw in noted())
+        if recorder.makes_solutions(name) or not algorithm.records_graphs(self.program.internals.algorithm_state(name)):
+            output, gradient = averaged(self.program.internals.training_gradient(name, *draw) for draw in noted())
             recorder.record(name, drawn, states, gradient=gradient)
             return output, gradient
         # The graph of the gradient is kept in the record.
         leaves = recorder.leaves(name)
         pairs = [recorder.kept_gradient(name, batch, leaves) for batch, *_ in noted()]
         theta, *inputs = leaves.values()
-        mean = mean_gradient([slopes for _, slopes in pairs], theta, self.program.rank_mean)
+        mean = mean_gradient([slopes for _, slopes in pairs], theta, self.program.internals.engine.rank_mean)
         recorder.record(name, drawn, states, StepGraph(theta, [x for tensors in inputs for x in tensors], mean))
         output = pairs[0][0] if len(pairs) == 1 else LossOutput.mean([loss for loss, _ in pairs])
         return output, [None if slope is None else slope.detach() for slope in mean]

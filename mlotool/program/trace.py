@@ -448,7 +448,7 @@ class TracedRounds:
 
     def __init__(self, names: Rounds, parts: "TickParts") -> None:
         self._names, self._parts, self._program = names, parts, parts.program
-        self.engine, backend = self._program.engine, self._program.trace
+        self.engine, backend = self._program.internals.engine, self._program.internals.tracing.backend
         assert backend is not None
         self._backend, self._same_forms = BACKENDS[backend], SameForms([])
         # Problems of one round take their gradients before any of them steps.
@@ -459,7 +459,7 @@ class TracedRounds:
         self._recorded = [name for name in names[0] if self._program.problems[name].trajectory.is_kept]
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = self._num_steps = self._last_look = 0
-        self._looks = Looks(self._program.run_length)
+        self._looks = Looks(self._program.internals.tracing.run_length)
         self._rounding = Rounding()
         self._bind()
         self._guard = ChangeGuard([self.engine.problems])
@@ -471,11 +471,11 @@ class TracedRounds:
             for problem, solutions in zip(self._problems, self._solutions, strict=True)
         }
         for name in self._recorded:
-            states = [self._program.recorder.state(name) for _ in drawn[name]]
-            self._program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
+            states = [self._program.internals.recorder.state(name) for _ in drawn[name]]
+            self._program.internals.recorder.record(name, [entry[name] for entry in drawn[name]], states)
         self._num_steps += 1
         try:
-            if self._looks.is_due(self._parts.num_ticks()) or self._program.is_watched(drawn):
+            if self._looks.is_due(self._parts.num_ticks()) or self._program.internals.is_watched(drawn):
                 return self._compared(drawn)
             results = self._taken([*drawn.values()])
         except UntraceableError as error:
@@ -671,7 +671,7 @@ class TracedRounds:
         num_fixed = len(self._fixed)
         arguments = [tensor.detach() for tensor in arguments]
         arguments[num_fixed:] = [copied(tensor) for tensor in arguments[num_fixed:]]
-        foreign = () if self._program.traces_users_code else map(why_foreign, self.engine.problems)
+        foreign = () if self._program.internals.tracing.of_users_code else map(why_foreign, self.engine.problems)
         if reason := next(filter(None, foreign), None) or why_unseen(self.engine.problems):
             raise UntraceableError(reason)
         if users := next((x.name for x in self._problems if not is_known(x.scheduler)), None):
@@ -860,25 +860,26 @@ class TickParts:
     ) -> None:
         self.program, self.traced, self.planned, self.num_ticks = program, traced, planned, num_ticks
         # The first step is the optimizer's own, which makes its state.
-        self._begin = max(program.trace_from, 1)
-        self._engine = program.engine
+        self._tracing = program.internals.tracing
+        self._begin = max(self._tracing.begins_at, 1)
+        self._engine = program.internals.engine
         self._known: dict[tuple[Rounds, tuple[bool, ...]], list[TickPart]] = {}
         self._traced: dict[Rounds, TracedRounds] = {}
         self._reasons: dict[str, str] = {}
         self._is_split = False
-        for name, number in self._engine.numbers.items() if program.trace is not None else ():
+        for name, number in self._engine.numbers.items() if self._tracing.backend is not None else ():
             reason = why_untraceable(number, self._engine)
             if reason is None:
-                self._engine.traced_from[number] = program.trace_from
+                self._engine.traced_from[number] = self._tracing.begins_at
                 continue
             self._reasons[name] = reason
             # Where tracing begins late nobody has asked for it.
-            if program.trace_from == 0:
+            if self._tracing.begins_at == 0:
                 _warn(name, reason)
 
     def __call__(self, rounds: Rounds) -> list[TickPart]:
         """Return the parts of a tick."""
-        problems = [] if self.program.trace is None else self._engine.problems
+        problems = [] if self._tracing.backend is None else self._engine.problems
         key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
         if key not in self._known:
             self._known[key] = self._divided(*key)
@@ -889,7 +890,7 @@ class TickParts:
         groups: list[tuple[list[tuple[str, ...]], bool]] = []
         problems, numbers, is_closed = self.program.problems, self._engine.numbers, True
         for names in rounds:
-            is_traced = self.program.trace is not None and not any(name in self._reasons for name in names)
+            is_traced = self._tracing.backend is not None and not any(name in self._reasons for name in names)
             is_traced = is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace()
             # What is recorded of a step is what there is before it.
             begins = is_closed or self._is_split or any(problems[name].trajectory.is_kept for name in names)
@@ -906,7 +907,7 @@ class TickParts:
 
     def _may_trace(self) -> bool:
         """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
-        if self.program.traces_users_code or self._traced:
+        if self._tracing.of_users_code or self._traced:
             return True
         reasons = {problem.name: why_foreign(problem) for problem in self._engine.problems}
         self._reasons |= {name: reason for name, reason in reasons.items() if reason is not None}

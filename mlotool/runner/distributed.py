@@ -46,7 +46,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             if problem.parallel is not None:
                 problem.parallel.distribute(0, 1)
         return
-    assert not program.rank_mean.is_alone, "made without the mean over ranks"
+    assert not program.internals.engine.rank_mean.is_alone, "made without the mean over ranks"
     for name, problem in program.problems.items():
         algorithm = problem.hypergradient if program.graph.readers(name) else None
         parts = runs_in_part(problem.module)
@@ -59,7 +59,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         share = (ranks.rank, ranks.size)
         if problem.parallel is not None:
             share = problem.parallel.distribute(*share)
-            read = next(iter(program.solutions_read_by(name)), "")
+            read = next(iter(program.internals.solutions_read_by(name)), "")
             check(Case(name, problem.settings, problem.parallel, stream=problem.stream, read=read))
         if problem.stream is not None:
             problem.stream.divide(*share)
@@ -111,7 +111,7 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
     """Give all ranks the mean of the floating-point buffers, which each moves on its own samples."""
     if ranks.size == 1:
         return
-    program.sync()
+    program.internals.sync()
     slots = []
     for problem in program.problems.values():
         if problem.parallel is not None and problem.parallel.is_divided:
@@ -144,7 +144,7 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
     """
     if ranks.size == 1:
         return
-    program.sync()
+    program.internals.sync()
     norms = {
         name: float(torch.stack(torch._foreach_norm(list(problem.constants().values()))).double().norm())
         for name, problem in program.problems.items()
@@ -165,7 +165,8 @@ def _check_same_start(program: Program, ranks: Ranks) -> None:
     for name, problem in program.problems.items():
         if len(set(ranks.gather(_digest(problem.module)))) > 1:
             raise ConfigError(
-                f"problems.{name}.module: the ranks have built it with different parameters. Give all one config."
+                f"problems.{name}.module: the ranks have built it with different parameters. Give all one config; "
+                "in a script, seed torch before modules and data are made: torch.manual_seed(0)."
             )
 
 

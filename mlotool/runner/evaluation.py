@@ -671,7 +671,7 @@ def rehearse_losses(program: Program) -> None:
     """Evaluate each loss on its first batch; arguments and errors as for `rehearse`."""
     problems = program.problems
     for name, problem in problems.items():
-        program.start(name)
+        program.internals.start(name)
         if _can_rehearse(problem):
             check_start(name, problem)
     with user_code(ConfigError):
@@ -695,7 +695,7 @@ def _can_rehearse(problem: Problem) -> bool:
 def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     batch, _ = Share.opened(shared)
     before = snapshot(batch)
-    output = program.rehearse(name, shared)
+    output = program.internals.rehearse(name, shared)
     try:
         # A step may evaluate a loss many times, and other problems may read its batch.
         check_unchanged(before, batch, "its loss and a batch")
@@ -704,7 +704,7 @@ def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
         _check_finite(program, name, output)
     # Metrics may be a function of the user's, which is called here.
     except Exception as error:
-        note(error, lambda: program.call_of(name, batch))
+        note(error, lambda: program.internals.call_of(name, batch))
         raise
 
 
@@ -721,7 +721,8 @@ def _check_name(name: Any, logged: Container[str] = ()) -> None:
 
 
 def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
-    if output.loss.requires_grad or program.solutions_read_by(name) or program.is_zeroth_order(name):
+    internals = program.internals
+    if output.loss.requires_grad or internals.solutions_read_by(name) or internals.is_zeroth_order(name):
         return
     raise WrongResultError(
         "a tensor without a gradient",

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ def load(
     problem: str,
     checkpoint: str = "best",
     *,
+    into: nn.Module | None = None,
     trust: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> nn.Module:
@@ -42,6 +43,8 @@ def load(
         run_dir: the run folder.
         problem: the problem's name.
         checkpoint: "best" or "last".
+        into: a module that gets the parameters and buffers, in eval mode and where it is; None builds that of the
+            recipe. A run of `mlotool.fit` has no recipe.
         trust: packages of yours whose code the run uses.
         overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
@@ -53,16 +56,43 @@ def load(
     Example::
 
         classifier = mlotool.load("outputs/mwn/2026-01-31_12-00-00", "classifier")
+        classifier = mlotool.load(result.output_dir, "classifier", into=Classifier())
     """
     require(isinstance(problem, str), "load.problem", problem, "one problem's name", "Load one after the other.")
+    if into is not None:
+        require(isinstance(into, nn.Module), "load.into", into, "an nn.Module, built", "Give one of the same form.")
+        return _loaded_into(into, Path(run_dir), problem, checkpoint)
     built, _ = _rebuild("load", run_dir, checkpoint, trust, overrides)
     problems = built.program.problems
     if problem not in problems:
-        raise ConfigError(
-            f"Unknown problem '{problem}' in {run_dir}; expected one of {', '.join(problems)}."
-            f"{did_you_mean(problem, problems)} Correct the name."
-        )
+        raise _unknown_problem(problem, run_dir, problems)
     return problems[problem].module.eval()
+
+
+def _unknown_problem(problem: str, run_dir: Path | str, known: Iterable[str]) -> ConfigError:
+    names = list(known)
+    return ConfigError(
+        f"Unknown problem '{problem}' in {run_dir}; expected one of {', '.join(names)}."
+        f"{did_you_mean(problem, names)} Correct the name."
+    )
+
+
+def _loaded_into(module: nn.Module, run_dir: Path, problem: str, checkpoint: str) -> nn.Module:
+    """Put what a run has learned into a module of the caller's: nothing is built, and no code of the run is called."""
+    require_path("load.run_dir", run_dir)
+    require(isinstance(checkpoint, str), "load.checkpoint", checkpoint, "'best' or 'last'")
+    path = _find_checkpoint(RunFolder(run_dir), checkpoint)
+    saved = read_checkpoint(path)["program"]
+    if problem not in saved:
+        raise _unknown_problem(problem, run_dir, saved)
+    try:
+        module.load_state_dict(saved[problem]["module"])
+    except RuntimeError as error:
+        raise ConfigError(
+            f"load.into: found {type(module).__name__}, which does not fit '{problem}' in {path} "
+            f"({' '.join(str(error).split())[:500]}). Build it as in the run."
+        ) from error
+    return module.eval()
 
 
 def evaluate(

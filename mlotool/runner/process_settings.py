@@ -17,7 +17,6 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 from mlotool.core.process import frozen, terminable
 from mlotool.distributed.collectives import Ranks
-from mlotool.program import Program
 
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.
 IRRELEVANT_WARNINGS = (
@@ -233,14 +232,3 @@ def find_device(runner: Any, local_rank: int = 0) -> torch.device:
             f"runner.accelerator: found {runner.accelerator}, but torch sees no GPU {local_rank}. Set it to cpu."
         )
     return torch.device("cuda", local_rank)
-
-
-def place(program: Program, device: torch.device) -> None:
-    """Move a program's modules and batches to `device`."""
-    for problem in program.problems.values():
-        problem.module.to(device)
-        if problem.stream is not None:
-            problem.stream.to(device)
-        if problem.parallel is not None:
-            problem.parallel.to(device)
-    program.random.cover(program.devices)

@@ -35,7 +35,7 @@ from pytorch_lightning import seed_everything
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 import mlotool
-from mlotool.config import Origin, build, check, finish_provenance, load_run_config, trust_all
+from mlotool.config import Built, Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of, plain
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.arguments import is_number, require_path
@@ -397,6 +397,7 @@ class RunRequest:
         when_created: called with the path of the run folder, once it is made.
         ended_at: among several, the tick at which the run ended in an earlier process, whose place it keeps; None where
             it is to run.
+        made: what a script has made, where the config only tells of it; None builds what the config describes.
     """
 
     config: Any
@@ -406,6 +407,7 @@ class RunRequest:
     resume: str | Path | None = None
     when_created: Callable[[str], object] | None = None
     ended_at: int | None = None
+    made: Built | None = None
 
 
 @dataclass(frozen=True)
@@ -512,8 +514,10 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
         )
         if earlier is not None and earlier.is_finished:
             return _finished(earlier.folder, config, ranks)
-        seed_everything(config.seed, workers=True, verbose=False)
-        built = build(config, ranks.reduce, seat.shared)
+        built = request.made
+        if built is None:
+            seed_everything(config.seed, workers=True, verbose=False)
+            built = build(config, ranks.reduce, seat.shared)
         if config.get("inherit") is not None and (earlier is None or resuming.choose_checkpoint(earlier) is None):
             inherit(built.program, Path(config.inherit))
         # Everything that can be wrong with the config is found before a folder is made.

@@ -40,7 +40,7 @@ from mlotool.runner import distributed, evaluation
 from mlotool.runner.evaluation import Objective, Watch
 from mlotool.runner.intervals import ChunkLoader, make_plan
 from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
-from mlotool.runner.process_settings import Interrupt, place
+from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.records import num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.values import Window, check_parameters, explain, hyperparameters, learned_values
 
@@ -140,7 +140,7 @@ class Session(LightningModule):
         program = self.program = built.program
         self._config, self._built, self._run_device = config, built, device
         self._seat, self.ranks, self.interrupt, self._watch = seat, ranks, seat.interrupt, watch
-        place(program, device)
+        program.to(device)
         self.schedule = Schedule(program, with_norms=True)
         self.evaluator = evaluation.make_evaluator(config, built, device)
         self.objective = Objective.from_config(config)
@@ -545,7 +545,7 @@ class Session(LightningModule):
     def _check_finite(self) -> None:
         if self._checked_tick == self.schedule.num_ticks:
             return
-        self.program.sync()
+        self.program.internals.sync()
         # The losses first: they know the tick.
         self.window.check()
         check_parameters(self.program, self.schedule.num_ticks)

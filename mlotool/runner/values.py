@@ -107,7 +107,7 @@ def hyperparameters(problem: Problem, program: Program) -> dict[str, float]:
     if (rate := learning_rate(problem)) is not None:
         values[f"{problem.name}/lr"] = rate
     with torch.no_grad():
-        groups = program.hyperparameters(problem.name)
+        groups = program.internals.hyperparameters(problem.name)
     for key in problem.settings.optimizer_roles:
         # Of several rates the mean.
         values[f"{problem.name}/{key}"] = torch.stack([group[key].mean() for group in groups or ()]).mean().item()
@@ -235,7 +235,7 @@ def check_parameters(program: Program, tick: int) -> None:
         is_finite = _are_finite(problem.constants().values())
         if problem.shards is not None:
             # Each rank sees its own part: all find what one of them has found.
-            [share] = program.rank_mean.mean([torch.tensor(float(is_finite))])
+            [share] = program.internals.engine.rank_mean.mean([torch.tensor(float(is_finite))])
             is_finite = share.item() == 1.0
         if not is_finite:
             bad.append(name)

@@ -48,11 +48,11 @@ def test_gradients_are_traced_as_the_runner_says(changed: Change, monkeypatch: p
     choices = {"auto": ("eager", 2000), True: ("eager", 0), "inductor": ("inductor", 0), False: (None, 0)}
     for choice, expected in choices.items():
         program = build(changed({"runner.trace": choice})).program
-        assert (program.trace, program.trace_from) == expected
+        assert (program.internals.tracing.backend, program.internals.tracing.begins_at) == expected
     # Code of the user's own only where that is asked for.
     monkeypatch.setattr("mlotool.program.guard.is_of_user", lambda *code: True)
-    assert build(changed({"runner.trace": "auto"})).program.trace is None
-    assert build(changed({"runner.trace": True})).program.trace == "eager"
+    assert build(changed({"runner.trace": "auto"})).program.internals.tracing.backend is None
+    assert build(changed({"runner.trace": True})).program.internals.tracing.backend == "eager"
 
 
 def test_another_module_does_not_move_the_others(changed: Change) -> None:

@@ -18,7 +18,7 @@ Change = Callable[[dict[str, Any]], DictConfig]
 def test_a_learned_learning_rate_is_built() -> None:
     config = compose("learned_lr", ["problems.rate.module.initial=0.5"])
     program = build(config).program
-    hyperparameters = program.hyperparameters("classifier")
+    hyperparameters = program.internals.hyperparameters("classifier")
     assert hyperparameters is not None
     assert torch.allclose(hyperparameters[0]["lr"], torch.tensor(0.5))
     assert program.problems["classifier"].node.other_uses == {"optimizer.lr": "rate"}

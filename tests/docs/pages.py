@@ -48,6 +48,7 @@ ONE_RATE, ONE_SEED = (r"(\.lr=[^,(]+),.*", r"\1"), (r"^seed=(\d+,.*|range.*)", "
 """Of several learning rates and seeds, where the page prints nothing of their jobs."""
 SHORT = (
     (r"for _ in range\(\d+\)", "for _ in range(2)"),
+    (r"\bticks=\d+", "ticks=6"),
     (r'"runner\.max_ticks=\d+"', '"runner.max_ticks=6", "logger=csv"'),
 )
 OF_A_RUN = re.compile(r" (?:resume|decisions|inherit)=(?:auto|outputs/(\w+)\S*)")

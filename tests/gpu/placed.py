@@ -8,14 +8,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mlotool.program import Program, Schedule
-from mlotool.runner.process_settings import place
 
 CPU = torch.device("cpu")
 
 
 def placed(program: Program, device: torch.device, dtype: torch.dtype | None = None) -> Program:
     """Return the program on a device; its batches as `dtype`, None leaves theirs."""
-    place(program, device)
+    program.to(device)
     for problem in program.problems.values():
         if dtype is not None and problem.stream is not None:
             problem.stream.to(device, dtype)

@@ -153,7 +153,7 @@ def test_a_pair_that_diverged_begins_again_by_itself() -> None:
     built.gradient("u")
     failed = int(built.statistics()["w/evolution_failed_pairs"])
     assert 0 < failed < 40
-    history = built.algorithm_state("w")["histories"]["u"]
+    history = built.internals.algorithm_state("w")["histories"]["u"]
     assert len(history["sums"]) == 40 - failed
     kept = {number: each[0].clone() for number, each in history["sums"].items()}
     assert bool(built.gradient("u")["x"].isfinite().all())
@@ -161,5 +161,5 @@ def test_a_pair_that_diverged_begins_again_by_itself() -> None:
     like, draws = [built.problems["u"].module.x.detach()], torch.Generator().manual_seed(0)
     algorithm._draw(like, None, draws)
     second = [each[0] for each in algorithm._draw(like, None, draws)]
-    for number, each in built.algorithm_state("w")["histories"]["u"]["sums"].items():
+    for number, each in built.internals.algorithm_state("w")["histories"]["u"]["sums"].items():
         assert torch.allclose(each[0], kept.get(number, 0) + second[number])

@@ -368,7 +368,7 @@ def test_only_every_nth_pullback_is_compared() -> None:
     saved = resumed.state_dict()["w"]["hypergradient"]
     assert saved["num_pullbacks"] == 3
     found = algorithm.statistics(algorithm.load_state(saved))
-    assert found == algorithm.statistics(resumed.algorithm_state("w")) != {}
+    assert found == algorithm.statistics(resumed.internals.algorithm_state("w")) != {}
 
 
 @pytest.mark.parametrize("is_indefinite", [False, True])

@@ -66,7 +66,7 @@ def errors(built: Program, num_epochs: int) -> tuple[list[float], list[float]]:
         for _ in range(NUM_BATCHES):
             built.problems["w"].stream.next()
             found = built.gradient("u")["x"]
-            kept = built.algorithm_state("w")["readers"]["u"]["solution"]
+            kept = built.internals.algorithm_state("w")["readers"]["u"]["solution"]
             inside[0].append(float((kept[0] - solution).norm() / solution.norm()))
             inside[1].append(float((found - expected).norm() / expected.norm()))
         of_solution.append(max(inside[0]))
@@ -116,7 +116,8 @@ def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
     assert torch.allclose(lower.module.x, solution, rtol=1e-6)
     assert max(taken[-NUM_BATCHES:]) < 1e-6
     of_batches = [
-        torch.autograd.grad(built.direct_loss("w", part).loss, lower.module.x)[0].norm() for part in DATA.split(3)
+        torch.autograd.grad(built.internals.direct_loss("w", part).loss, lower.module.x)[0].norm()
+        for part in DATA.split(3)
     ]
     assert float(min(of_batches)) > 0.1
 

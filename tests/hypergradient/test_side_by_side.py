@@ -146,7 +146,7 @@ def test_implicit_maml_equals_a_loop_over_tasks(solver: AbstractSolver, product:
         singles.append(single.gradient("meta", {"learner": episode, "meta": episode}))
     for key, value in found.items():
         assert torch.allclose(value, sum(each[key] for each in singles) / maml.TASKS, rtol=1e-5, atol=1e-7)
-    assert len(program.algorithm_state("learner").last.task_statuses) == maml.TASKS
+    assert len(program.internals.algorithm_state("learner").last.task_statuses) == maml.TASKS
     if isinstance(solver, NormalEquationConjugateGradient):
         assert program.statistics()["learner/solver_cosine"] == pytest.approx(1.0, abs=1e-6)
 

@@ -86,7 +86,7 @@ def after_ticks(built: Program, num_ticks: int = 10) -> dict[str, Tensor]:
 
 
 def decision(built: Program, name: str = "w") -> bool | None:
-    state: bool | None = built.algorithm_state(name)
+    state: bool | None = built.internals.algorithm_state(name)
     return state
 
 

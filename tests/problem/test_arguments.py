@@ -49,7 +49,14 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"module": nn.ParameterList([torch.zeros(1).expand(5)])}, "problems.p.module.0: found a parameter whose elements"),
     ({"optimizer": lambda parameters: None}, "problems.p.optimizer: found None; expected a torch optimizer, which"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
-    ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a built hypergradient, or null"),
+    ({"hypergradient": 3}, "problems.p.hypergradient: found 3; expected a name such as 'cg', a built hypergradient"),
+    ({"hypergradient": "neuman"}, "or an object. Did you mean 'neumann'? Correct the name."),
+    ({"optimizer": "sdg"}, "found 'sdg'; expected one of adam, adamw, sgd, or an object. Did you mean 'sgd'?"),
+    (
+        {"lr": 0.1},
+        "problems.p.optimizer: found a partial; expected a name or a class beside lr. Write optimizer=",
+    ),
+    ({"optimizer": "sgd", "lr": "0.1"}, "problems.p.lr: found '0.1'; expected a number of at least 0"),
     ({"unroll_steps": "3"}, "problems.p.unroll_steps: found '3'; expected a whole number of at least 1"),
 ]
 

@@ -87,17 +87,19 @@ def test_what_is_kept_changes_what_comes(name: str) -> None:
     """Else the tests above would say nothing."""
     made, fresh = (program(KEEPING[name]()) for _ in range(2))
     ticked(made)
-    value, algorithm = made.algorithm_state("w0"), KEEPING[name]()
+    value, algorithm = made.internals.algorithm_state("w0"), KEEPING[name]()
     written = repr(algorithm.state_dict(value))
     ticked(made)
     # A value that was kept does not change.
-    assert repr(algorithm.state_dict(value)) == written != repr(algorithm.state_dict(made.algorithm_state("w0")))
+    assert (
+        repr(algorithm.state_dict(value)) == written != repr(algorithm.state_dict(made.internals.algorithm_state("w0")))
+    )
     before = made.state_dict()
     fresh.load_state_dict(before)
     kept = [each.gradient("u")["x"] for each in (made, fresh)]
     assert torch.equal(*kept)
     made.load_state_dict(before)
-    made.engine.memories[0].value = KEEPING[name]().initial_state()
+    made.internals.engine.memories[0].value = KEEPING[name]().initial_state()
     assert not torch.equal(made.gradient("u")["x"], kept[0])
 
 

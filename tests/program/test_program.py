@@ -124,3 +124,18 @@ def test_a_copy_of_a_program_goes_on_as_the_original_would_and_leaves_it_alone(m
         schedule.tick()
     torch.testing.assert_close(parameters(made), parameters(copied), rtol=1e-12, atol=1e-12)
     assert not all(map(torch.equal, parameters(made).values(), before.values()))
+
+
+def test_printed_it_says_who_minimizes_what() -> None:
+    printed = repr(pair({"unroll_steps": 3}))
+    lines = ["Program of 2 problems", "w* = argmin over w of lower_loss(w, u)", "min over u of upper_loss(w*)"]
+    lines += ["Point with 3 parameters; SGD(lr=0.1); batches of 4 out of 12 samples", "3 steps for each step of u"]
+    assert [line for line in (*lines, "u shapes w") if line not in printed] == []
+
+
+@pytest.mark.parametrize("device", ["meta", "nowhere", 3])
+def test_a_device_that_is_not_here_is_refused(device: Any) -> None:
+    made = pair()
+    assert made.to("cpu") is made
+    with pytest.raises(ConfigError, match=r"Program\.to: found '?(meta|nowhere|3)"):
+        made.to(device)

@@ -79,12 +79,12 @@ def test_a_program_draws_what_the_global_generator_would_have_drawn() -> None:
     made = program(lambda: Implicit(Nystrom(rank=2, rho=10.0)), lower=noted(seen), unroll_steps=100)
     torch.manual_seed(4)
     # At the first tick losses are rehearsed, with numbers that are drawn again.
-    made.rehearse_once()
+    made.rehearse()
     seen.clear()
     made.loss("model")
     schedule = Schedule(made)
     schedule.tick()
-    made.direct_loss("model")
+    made.internals.direct_loss("model")
     schedule.tick()
     generator = torch.Generator().manual_seed(3)
     assert len(seen) == 4

@@ -135,7 +135,7 @@ ALGORITHMS = {
 
 def rehearsed(call: Callable[..., Tensor], algorithm: str) -> Program:
     made = program(Net(plain, call), ALGORITHMS[algorithm])
-    assert made.rehearse("low", made.problems["low"].stream.peek()).loss.requires_grad
+    assert made.internals.rehearse("low", made.problems["low"].stream.peek()).loss.requires_grad
     return made
 
 
@@ -205,7 +205,7 @@ def test_nothing_is_left_of_the_look(algorithm: str) -> None:
         made = program(net, ALGORITHMS[algorithm])
         made.random.manual_seed(3)
         if not is_rehearsed:
-            made.rehearse_once = lambda: None  # type: ignore[method-assign]
+            made.rehearse = lambda: None  # type: ignore[method-assign]
         run_ticks(made, 3)
         return [net.calls, net.seen, *net.state_dict().values(), *made.problems["up"].theta.values()]
 
@@ -238,7 +238,7 @@ def test_the_gradient_of_a_users_loss_is_taken(name: str) -> None:
     loss, said = GRADIENTS[name]
     made = program(Net(plain), ALGORITHMS["cg"], loss=loss)
     with pytest.raises((WrongResultError, RuntimeError)) as refused:
-        made.rehearse("low", made.problems["low"].stream.peek())
+        made.internals.rehearse("low", made.problems["low"].stream.peek())
     assert said in getattr(refused.value, "found", str(refused.value))
 
 

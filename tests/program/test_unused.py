@@ -173,7 +173,7 @@ def test_a_loss_may_take_gradients_itself(algorithm: Any) -> None:
         return 1.4 * sound(batch, w=w, lam=lam)
 
     found, expected = program(penalized, square, algorithm), program(plain, square, algorithm)
-    found.rehearse("w", None)
+    found.internals.rehearse("w", None)
     assert run(found) == run(expected) == []
     assert found.gradient("lam")["x"].tolist() == pytest.approx(expected.gradient("lam")["x"].tolist(), rel=1e-5)
     assert found.problems["lam"].module.x.tolist() == pytest.approx(expected.problems["lam"].module.x.tolist())

@@ -171,7 +171,7 @@ def shares(shard: Any = True) -> dict[str, tuple[int, int]]:
     problem = made.problems["model"]
     whole = sum(each.numel() for each in Net().parameters())
     trained = sum(each.numel() for each in Net().parameters() if each.requires_grad)
-    _, gradient = made.training_gradient("model", problem.stream.next(), None)  # type: ignore[union-attr]
+    _, gradient = made.internals.training_gradient("model", problem.stream.next(), None)  # type: ignore[union-attr]
     Schedule(made).tick()
     state = [each for kept in problem.optimizer.state.values() for each in kept.values() if each.dim()]  # type: ignore[union-attr]
     return {

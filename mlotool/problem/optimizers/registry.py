@@ -1,6 +1,7 @@
 """Which rule an optimizer follows, and whether its steps are still those of the class."""
 
 import inspect
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from itertools import chain
@@ -20,8 +21,23 @@ RULES: dict[type[Any], OptimizerRule] = {}
 for _file in _FILES:
     RULES |= import_module(f"mlotool.problem.optimizers.{_file.stem}").RULES
 
+# Settings of an optimizer that ask for another kernel than the fused one.
+_OTHER_KERNELS = ("foreach", "differentiable", "capturable")
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 _STEPS: dict[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in RULES}
+
+
+def can_fuse(target: str, settings: Mapping[str, Any], parameters: Iterable[Any]) -> bool:
+    """Say whether torch can update all parameters in one kernel: less than half of the time of a small step.
+
+    Args:
+        target: the optimizer's class, as `torch.optim.SGD`.
+        settings: that it is to have.
+        parameters: that it is to step.
+    """
+    fused = [f"torch.optim.{kind.__name__}" for kind, rule in RULES.items() if rule.kernels]
+    is_free = target in fused and not any(settings.get(name) for name in _OTHER_KERNELS)
+    return is_free and all(x.is_floating_point() and x.device.type in ("cpu", "cuda") for x in parameters)
 
 
 def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:

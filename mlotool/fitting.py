@@ -1,0 +1,116 @@
+"""`mlotool.fit`: a program that a script has made gets all that a recipe's run has, its page included."""
+
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlotool.config import Origin
+from mlotool.config.given_program import built_from
+from mlotool.core.arguments import require, require_path
+from mlotool.core.errors import MlotoolError, RunError, WriteError
+from mlotool.program import Program
+from mlotool.runner import RunResult, fit_built
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback
+    from pytorch_lightning.loggers import Logger
+
+
+def fit(
+    program: Program,
+    ticks: int | None = None,
+    *,
+    data: Any = None,
+    evaluate: Mapping[str, Any] | None = None,
+    objective: str | None = None,
+    objective_mode: Literal["min", "max"] | None = None,
+    callbacks: "Sequence[Callback] | Callback" = (),
+    logger: "Logger | Sequence[Logger] | Mapping[str, Any] | None" = None,
+    folder: str | Path | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    resume: str | Path | None = None,
+    **runner: Any,
+) -> RunResult:
+    """Train a program, and leave a run folder with metrics.csv, checkpoints, summary.json and report.html.
+
+    The arguments mean what the keys of a recipe of the same names mean, with the same types, ranges and defaults. Each
+    loss and metric is tried once before the first tick. Afterwards the program holds the parameters of the best
+    checkpoint, if `objective` is evaluated during training, and else those of the last tick. Where torchrun has started
+    several processes of the script, they share each batch, and all get the same result.
+
+    Args:
+        program: problems and their graph; each problem has an optimizer.
+        ticks: length of the run; a tick is one step of every problem that reads no other, and of all that this
+            completes. None: 1000.
+        data: what is evaluated: data sets by the names of their splits, or an object with `splits` and `split(name)`.
+        evaluate: `{"problem": "classifier", "metrics": ["accuracy", my_metric], "splits": {"val": 100, "test":
+            "end"}}`; a metric is a name, or a function `f(module, batch) -> {name: tensor}`.
+        objective: the metric that the best checkpoint is chosen by: "val/accuracy".
+        objective_mode: "max" or "min", for a metric of yours.
+        callbacks: Lightning's.
+        logger: one or several of Lightning's loggers; or a mapping with the keys of a recipe's `logger`.
+        folder: the run folder; None makes `outputs/<name>/<date>_<time>`.
+        name: of the run; None: the script's.
+        seed: of what the run itself draws on several ranks. Parameters, batches and dropout have their seeds already.
+        resume: goes on with a run bit by bit: "auto", the newest unfinished one of the same program and settings; a run
+            folder; or a checkpoint in one. The script makes the same program as before.
+        **runner: further keys of a recipe's `runner`: `log_every=10`, `early_stopping_patience=5`, `accelerator="cpu"`,
+            `report=False`, ...
+
+    Returns:
+        Metrics, run folder, checkpoint and objective, as `mlotool.run`.
+
+    Raises:
+        ConfigError: an argument is wrong, or a loss or a metric cannot work; nothing has been written.
+        RunError: the run failed, e.g. NonFiniteLossError; last.ckpt in the run folder holds a good state from before.
+        Interrupted: a KeyboardInterrupt after Ctrl-C or SIGTERM, once last.ckpt and summary.json are written.
+
+    Example::
+
+        result = mlotool.fit(program, ticks=1000)
+        result.metrics["classifier/loss"], result.output_dir
+    """
+    advice = "Write mlotool.fit(mlotool.Program(problems, graph), ticks=1000)."
+    require(isinstance(program, Program), "fit.program", program, "a Program", advice)
+    require_path("fit.folder", folder, "a path or null")
+    require_path("fit.resume", resume, "'auto', a run folder, a checkpoint in one or null", "auto")
+    settings: dict[str, Any] = {"ticks": ticks, "name": name, "seed": seed, "evaluate": evaluate}
+    settings |= {"objective": objective, "objective_mode": objective_mode, "callbacks": callbacks, "logger": logger}
+    config, built, warned = built_from(program, data, settings, runner)
+    if data is not None and evaluate is None:
+        warned.append("fit.data: found it without evaluate, so that nothing reads it. Add evaluate, or leave it out.")
+    is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    for text in warned if is_first else ():
+        warnings.warn(text, stacklevel=2)
+    origin = Origin(shlex.join([Path(sys.executable).name, *sys.argv]), (), None)
+    writes_page = config.runner.report and is_first
+    try:
+        result = fit_built(config, built, folder=None if folder is None else Path(folder), resume=resume, origin=origin)
+    except WriteError:
+        # The disk that does not take the run's files would not take its page.
+        raise
+    except RunError as error:
+        if writes_page and error.run_dir is not None:
+            _write_page(error.run_dir)
+        raise
+    if writes_page and not result.had_finished:
+        _write_page(result.output_dir)
+    return result
+
+
+def _write_page(run_dir: Path) -> None:
+    """Write report.html; a failure is a warning, for the run itself is done."""
+    # Imported here: it takes a second, which the run need not wait for.
+    from mlotool.report import write_report
+
+    write: Callable[[Path], Path] = write_report
+    try:
+        write(run_dir)
+    except Exception as error:
+        reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"The report could not be written ({reason}); try again: mlotool report {run_dir}", stacklevel=3)
