@@ -201,6 +201,9 @@ class Stream:
             own_size = None if chosen.has_batches else self.batch_size
             batches = IterableBatches(self._fetcher, own_size, self._drop_last)
             self._reader = IterableReader(batches, self._num_workers, self._of_workers)
+        # The same in each epoch, where the stream itself draws the order.
+        is_fixed = not is_sequential and not self._has_sampler
+        self._fixed_num_batches = self._num_batches_of(len(self.dataset)) if is_fixed else None
         self._repeat = self._times_given = repeat
         self._device = torch.device("cpu")
         self._dtype: torch.dtype | None = None
@@ -440,13 +443,15 @@ class Stream:
         return None if epoch == 0 else (epoch - 1, self._num_batches(epoch - 1) - 1)
 
     def _num_batches(self, epoch: int) -> int:
+        if self._fixed_num_batches is not None:
+            return self._fixed_num_batches
         if self._reader is not None:
             return self._reader.num_batches(epoch)
-        if self._has_sampler:
-            self.indices(epoch, 0)
-        if self._batch_sampler is not None:
-            return len(self._orders[epoch])
-        num_samples = len(self._orders[epoch] if self._has_sampler else self.dataset)
+        self.indices(epoch, 0)
+        size = len(self._orders[epoch])
+        return size if self._batch_sampler is not None else self._num_batches_of(size)
+
+    def _num_batches_of(self, num_samples: int) -> int:
         num_whole, rest = divmod(num_samples, self.batch_size)
         return num_whole if num_whole and (self._drop_last or not rest) else num_whole + 1
 
@@ -483,7 +488,12 @@ class Stream:
     def _position(self) -> BatchPlace:
         """Return epoch and number of the batch that comes next."""
         epoch, number = self._epoch, self._batches_consumed
-        has_more = number < self.num_batches if self._reader is None else self._reader.has(epoch, number)
+        if self._fixed_num_batches is not None:
+            has_more = number < self._fixed_num_batches
+        elif self._reader is not None:
+            has_more = self._reader.has(epoch, number)
+        else:
+            has_more = number < self._num_batches(epoch)
         return (epoch, number) if has_more else (epoch + 1, 0)
 
     def _read(self, epoch: int, number: int) -> Any:
