@@ -268,7 +268,7 @@ def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | N
     if node is None:
         return None
     settings = {key: value for key, value in node.items() if key != "split"}
-    dataset = split_of(f"problems.{name}.stream.split", data, node["split"])
+    dataset = split_of(f"problems.{name}.stream.split", data, node["split"], is_streamed=True)
     return Stream(dataset, seed=derived_seed(seed, "stream", name), **settings)
 
 

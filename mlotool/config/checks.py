@@ -210,7 +210,7 @@ class _DryBuild:
         if data is not None:
             for key, split in check_values.named_splits(values):
                 if self._is_sound(key, {}):
-                    self._noted(partial(split_of, key, data, split))
+                    self._noted(partial(split_of, key, data, split, is_streamed=key.startswith("problems.")))
             metrics = [metric for metric in (values["evaluate"] or {}).get("metrics", ()) if isinstance(metric, str)]
             if self._is_sound("evaluate.metrics", {}):
                 self._faults += check_values.class_faults(metrics, getattr(data, "num_classes", None))

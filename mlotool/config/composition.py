@@ -26,6 +26,7 @@ from mlotool.config.run_config import DECISIONS_KEY, FOLDER_KEY, fill_decisions
 from mlotool.config.schema import GROUPS, MAX_NAME, OPTION_GROUPS, boolean_faults, is_boolean, name_fault
 from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
+from mlotool.config.user_data import TELLING, fill_data
 from mlotool.core.arguments import require, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
@@ -176,7 +177,7 @@ def _hydra_word(override: Override) -> str:
 
 
 def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Set what Hydra cannot, check the options that a composed config chooses, and fill in decisions of a folder.
+    """Set what Hydra cannot, check the options that a composed config chooses, and fill in what folders and data tell.
 
     Args:
         config: as Hydra has composed it, without its own node; changed in place.
@@ -203,6 +204,8 @@ def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str])
         for name in names:
             _option(address, name)
     fill_decisions(config)
+    with config_errors():
+        fill_data(config)
 
 
 def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
@@ -220,7 +223,12 @@ def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
         items = value if isinstance(value, list) else [value]
         is_value = all(isinstance(item, int | float | str) for item in items) and "${" not in str(value)
         is_value = is_value and not (is_boolean(key) and not isinstance(value, bool))
-        is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS_KEY, FOLDER_KEY, "hydra")
+        # What the data tell may depend on it.
+        is_free = (
+            not (key.startswith("data.") and config.data.get(_TARGET) == TELLING)
+            and key not in GROUPS
+            and key.partition(".")[0] not in (DECISIONS_KEY, FOLDER_KEY, "hydra")
+        )
         above, _, name = key.rpartition(".")
         node = OmegaConf.select(copied, above, throw_on_resolution_failure=False) if above else copied
         is_there = OmegaConf.is_dict(node) and name in node and not name.startswith("_")

@@ -131,18 +131,20 @@ class StreamConfig:
 
     Args:
         split: Of the data: train, meta, val or test, where they have it.
-        batch_size: Samples of a batch, of all ranks together.
-        shuffle: Whether each pass takes the samples in another order.
-        drop_last: Whether a last batch that is smaller than the others is left out.
-        num_workers: Processes that load batches ahead; 0 loads them in the run's own.
+        batch_size: Samples of a batch, of all ranks together; null: as the DataLoader of the split, or 100.
+        shuffle: Whether each pass takes the samples in another order; null: as the DataLoader of the split, or true.
+        drop_last: Whether a last batch that is smaller than the others is left out; null: as the DataLoader of the
+            split, or true.
+        num_workers: Processes that load batches ahead; 0 loads them in the run's own; null: as the DataLoader of the
+            split, or 0.
         repeat: How many steps a batch stays the same.
     """
 
     split: str = MISSING
-    batch_size: Count = 100
-    shuffle: bool = True
-    drop_last: bool = True
-    num_workers: Annotated[int, Ge(0), Le(256)] = 0
+    batch_size: Count | None = None
+    shuffle: bool | None = None
+    drop_last: bool | None = None
+    num_workers: Annotated[int, Ge(0), Le(256)] | None = None
     repeat: Count = 1
 
 

@@ -1,7 +1,7 @@
 """Data of the user's, made into what the rest expects: checked, and with (input, target) pairs as dicts."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlotool.core.errors import ConfigError
@@ -141,6 +141,11 @@ class LimitedBatchDataset(LimitedDataset):
 
 def limited(dataset: Any, limit: int) -> Any:
     """Return a dataset cut down to `limit` samples; as it is where it has no more, or no length, which others tell."""
+    # Imported here: it needs torch.
+    from mlotool.problem.batches import LoaderSamples
+
+    if isinstance(dataset, LoaderSamples):
+        return LoaderSamples(dataset.loader, limited(dataset.dataset, limit), names_pairs=dataset.names_pairs)
     try:
         size = len(dataset)
     except (TypeError, ValueError):
@@ -151,9 +156,13 @@ def limited(dataset: Any, limit: int) -> Any:
 
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from mlotool.fusion.shared_batches import KeptData
 
-_WANTED = "splits (a tuple of names) and split(name), which returns a data set"
+_WANTED = (
+    "splits (a tuple of names) and split(name), which returns a data set or a DataLoader (or a LightningDataModule)"
+)
 
 
 def built_data(build: Callable[[], Any], seed: int) -> Any:
@@ -175,6 +184,8 @@ def built_data(build: Callable[[], Any], seed: int) -> Any:
     with own_random() as seeded:
         seeded(seed)
         data = build()
+        if not hasattr(data, "split") and hasattr(data, "train_dataloader"):
+            data = LoaderData(data)
     with user_code(ConfigError), noted(lambda: Call("data", data, expected=f"an object with {_WANTED}")):
         # A property may fail.
         missing = [name for name in ("splits", "split") if not hasattr(data, name)]
@@ -184,7 +195,8 @@ def built_data(build: Callable[[], Any], seed: int) -> Any:
     if not is_right or not data.splits or not all(isinstance(name, str) for name in data.splits):
         what = f"{named(data)} has splits = {data.splits!r}"
         raise ConfigError(f"data: {what}; expected {_WANTED}. Write splits = ('train', 'val').")
-    return data if type(data).__module__.startswith("mlotool.") else UserData(data, seed)
+    is_ours = type(data).__module__.startswith("mlotool.") and not isinstance(data, LoaderData)
+    return data if is_ours else UserData(data, seed)
 
 
 class NamedSplits:
@@ -223,19 +235,90 @@ def given_data(data: Any, seed: int) -> Any:
     return built_data(lambda: data, seed)
 
 
-def split_of(key: str, data: Any, name: str) -> Any:
+# Data that tell what models are sized by, and where a config has it.
+TELLING = "mlotool.data.Table"
+TOLD = ("num_classes", "image_shape", "sizes")
+
+
+def fill_data(config: "DictConfig") -> None:
+    """Write into a config, in place, what its data tell and it leaves open, so that models can refer to it.
+
+    Args:
+        config: as it was composed.
+
+    Raises:
+        ConfigError: the data cannot be read.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    node = config.get("data")
+    is_telling = isinstance(node, DictConfig) and node.get("_target_") == TELLING and not OmegaConf.missing_keys(node)
+    if not is_telling or all(node.get(key) is not None for key in TOLD):
+        return
+    from mlotool.config.instantiate import instantiate
+
+    data = instantiate("data", OmegaConf.to_container(node, resolve=True))
+    for key in TOLD:
+        node[key] = getattr(data, key)
+
+
+class LoaderData:
+    """A data object of the loaders of a LightningDataModule: the splits train, val and test, where it makes them.
+
+    Args:
+        module: has `train_dataloader`, and `val_dataloader`, `test_dataloader`, `prepare_data` and `setup` if it likes;
+            the last two are called here, as a Trainer's `fit` and `test` would do.
+
+    Raises:
+        ConfigError: it makes no loader.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.splits = tuple(name for name in ("train", "val", "test") if _makes(module, f"{name}_dataloader"))
+        if not self.splits:
+            raise ConfigError(f"data: {named(module)} makes no loader; expected train_dataloader. Add it.")
+        with user_code(ConfigError), noted(lambda: Call("data", module, {}, "that its data are ready", "Correct it.")):
+            if hasattr(module, "prepare_data"):
+                module.prepare_data()
+            for stage in ("fit", "test") if hasattr(module, "setup") else ():
+                if stage == "fit" or "test" in self.splits:
+                    module.setup(stage)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the module has: `num_classes`, ..."""
+        if name.startswith("__") or name == "_module":
+            raise AttributeError(name)
+        return getattr(self._module, name)
+
+    def split(self, name: str) -> Any:
+        """Return the loader of a split."""
+        loader = getattr(self._module, f"{name}_dataloader")()
+        is_only = isinstance(loader, list | tuple) and len(loader) == 1
+        return loader[0] if is_only else loader
+
+
+def _makes(module: Any, method: str) -> bool:
+    """Say whether a LightningDataModule has a method of its own; Lightning's raises an error."""
+    home = getattr(getattr(module, method, None), "__module__", None) or ""
+    is_own = method in vars(module) or home.partition(".")[0] not in ("pytorch_lightning", "lightning")
+    return hasattr(module, method) and is_own
+
+
+def split_of(key: str, data: Any, name: str, *, is_streamed: bool = False) -> Any:
     """Return a split of the data, of which a stream can be made.
 
     Args:
         key: where the split is named.
         data: the data object.
         name: of the split.
+        is_streamed: for a stream, which takes what can only be read in an order of its own too.
 
     Raises:
-        ConfigError: there is no such split, it is no map-style data set, or empty.
+        ConfigError: there is no such split, it is no data set of the kind that is needed, or empty.
     """
     # Imported here: it needs torch.
-    from mlotool.problem.batches import check_dataset
+    from mlotool.problem.batches import LoaderSamples, check_dataset, is_iterable
 
     if name not in data.splits:
         raise ConfigError(
@@ -244,9 +327,12 @@ def split_of(key: str, data: Any, name: str) -> Any:
         )
     with user_code(ConfigError):
         dataset = data.split(name)
-    theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
+    theirs = dataset.dataset if isinstance(dataset, NamedSamples | NamedIterable | LoaderSamples) else dataset
+    if is_streamed and is_iterable(theirs):
+        return dataset
+    has_collate = isinstance(dataset, LoaderSamples) and dataset.collate_fn is not None
     with user_code(ConfigError), noted(lambda: Call(key, f"the length of {named(theirs)}", advice="Correct __len__.")):
-        check_dataset(theirs, f"{key}={name}")
+        check_dataset(theirs, f"{key}={name}", has_collate=has_collate)
     return dataset
 
 
@@ -277,6 +363,14 @@ class UserData:
         with noted(lambda: call), own_random() as seeded:
             seeded(self._seed)
             dataset = self._data.split(name)
+        from torch.utils.data import DataLoader
+
+        from mlotool.problem.batches import LoaderSamples, is_iterable
+
+        if isinstance(dataset, DataLoader):
+            return LoaderSamples(dataset, names_pairs=True)
+        if is_iterable(dataset):
+            return NamedIterable(dataset)
         if _is_pair_of_tensors(dataset):
             # The same batches, each of which is read at once.
             from mlotool.data.splits import InMemoryTensors
@@ -315,8 +409,34 @@ class NamedSamples:
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
         sample = self.dataset[index]
-        is_pair = isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields")
-        return {"input": sample[0], "target": sample[1], "index": index} if is_pair else sample
+        return {"input": sample[0], "target": sample[1], "index": index} if _is_pair(sample) else sample
+
+
+class NamedIterable:
+    """The same of a data set that can only be read in its own order, and knows no index.
+
+    Example:
+        >>> next(iter(NamedIterable([("picture", 3)])))
+        {'input': 'picture', 'target': 3}
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else it has: `set_epoch`, `state_dict`, ..."""
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples."""
+        for sample in self.dataset:
+            yield {"input": sample[0], "target": sample[1]} if _is_pair(sample) else sample
+
+
+def _is_pair(sample: Any) -> bool:
+    return isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields")
 
 
 def _is_pair_of_tensors(dataset: Any) -> bool:

@@ -267,4 +267,5 @@ def _has_foreign_code(schedule: Schedule) -> bool:
     problems = schedule.program.problems.values()
     parts = [part for owner in problems for part in (getattr(owner.loss, "func", owner.loss), *owner.submodules)]
     data = [getattr(owner.stream, "dataset", None) for owner in problems]
-    return is_of_user(*parts, *[dataset for dataset in data if dataset is not None])
+    data += [part for owner in problems for part in getattr(owner.stream, "code", ())]
+    return is_of_user(*parts, *[part for part in data if part is not None])

@@ -429,10 +429,7 @@ class StackedStream:
 
     def _gathered(self, data: "JoinedData", sources: Sequence[int], places: _Places) -> Any:
         """Return the batches of some rows, which one call of a data set reads."""
-        size, indices = self._first.batch_size, []
-        for row in sources:
-            epoch, number = places[row]
-            indices.append(self._streams[row].order(epoch)[number * size : (number + 1) * size])  # type: ignore[union-attr]
+        indices = [self._streams[row].indices(*places[row]) for row in sources]  # type: ignore[union-attr]
         if len(sizes := {*map(len, indices)}) > 1:
             raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
         batch = data.read(indices, sources)
@@ -577,7 +574,7 @@ def _read_by_position(streams: Sequence[Stream]) -> bool:
         kind in (InMemoryDataset, InMemoryTensors, TextWindows)
         and all(type(data) is kind for data in datasets)
         and not any(data.seeded or not isinstance(data.images, Tensor) for data in datasets if kind is InMemoryDataset)
-        and all(stream.is_loaded_here for stream in streams)
+        and all(stream.is_read_by_position for stream in streams)
         and len({stream.batch_size for stream in streams}) == 1
     )
 

@@ -39,7 +39,7 @@ def check_problem(given: Mapping[str, Any]) -> None:
     optimizer, scheduler, algorithm = given["optimizer"], given["scheduler"], given["hypergradient"]
     for key, is_right, expected in (
         ("loss", callable(loss) and not isinstance(loss, type), f"a function that is called as {call}"),
-        ("stream", is_stream, "a mlotool.Stream or null"),
+        ("stream", is_stream, "a mlotool.Stream, a torch.utils.data.DataLoader or null"),
         ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, str | Optimizer), _OPTIMIZER),
         ("scheduler", scheduler is None or callable(scheduler), "a callable that builds a scheduler, or null"),
         ("hypergradient", isinstance(algorithm, str | AbstractHypergradient | None), _HYPERGRADIENT),

@@ -1,12 +1,13 @@
 """The samples of one batch: how they are seeded and read, collated, and shared among ranks."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, default_convert
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
@@ -15,7 +16,12 @@ from mlotool.core.random_stream import own_random
 from mlotool.core.user_code import Call, named, noted
 
 _FORM = "a sample at every index, with tensors of one shape, numbers or texts, in dicts or tuples"
-_SAME_FORM = "Let __getitem__ return the same form at each index, without gradients."
+_SAME_FORM = (
+    "Let __getitem__ return the same form at each index, without gradients; or give a collate_fn, which makes a batch "
+    "of samples of different lengths."
+)
+# What makes a batch of a list of samples.
+Collate = Callable[[list[Any]], Any]
 
 # An epoch, the number of a batch in it, and the indices of the batch's samples.
 BatchKey = tuple[int, int, Tensor]
@@ -39,24 +45,56 @@ class SizedDataset(Protocol):
         """Return one sample."""
 
 
+class LoaderSamples:
+    """The samples of a DataLoader, of which batches are made as it makes them.
+
+    Args:
+        loader: whose `collate_fn` makes the batches; a stream takes its batch size, sampler and workers as well.
+        dataset: the samples, where they are fewer than the loader's; None: the loader's.
+        names_pairs: give a batch that is a pair as `{input, target, index}`.
+
+    Example:
+        >>> samples = LoaderSamples(DataLoader(["a", "bcd"], collate_fn=lambda texts: max(map(len, texts))))
+        >>> BatchFetcher(samples, seed=0)[0, 0, torch.tensor([0, 1])]
+        3
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", dataset: Any = None, *, names_pairs: bool = False) -> None:
+        self.loader, self.names_pairs = loader, names_pairs
+        self.dataset: Any = loader.dataset if dataset is None else dataset
+        is_torchs = loader.collate_fn in (default_collate, default_convert)
+        self.collate_fn: Collate | None = None if is_torchs else loader.collate_fn
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+        return self.dataset[index]
+
+
 class BatchFetcher:
     """Reads the samples of one batch; picklable, so that worker processes can do it.
 
     `fetcher[epoch, number, indices]` is the batch of the samples at `indices`. Each sample's random numbers are seeded
-    by the epoch and its index, those of a whole batch by the epoch and the batch's number. With several ranks it is
-    this rank's share of that batch.
+    by the epoch and its index, those of a whole batch and of `collate_fn` by the epoch and the batch's number. With
+    several ranks it is this rank's share of that batch.
 
     Args:
-        dataset: map-style dataset.
+        dataset: map-style dataset, or the samples of a loader.
         seed: of the samples' random numbers.
+        collate_fn: makes a batch of a list of samples; None: that of the loader's samples, or `default_collate`.
     """
 
-    def __init__(self, dataset: SizedDataset, seed: int) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, seed: int, collate_fn: Collate | None = None) -> None:
+        of_loader = isinstance(dataset, LoaderSamples)
+        self.dataset = dataset.dataset if of_loader else dataset
+        self.collate_fn = dataset.collate_fn if of_loader and collate_fn is None else collate_fn
+        self.names_pairs = of_loader and dataset.names_pairs
         self.seed = seed
         self.rank, self.num_ranks = 0, 1
         # Known not to draw from global random numbers, whose seeding would take longer.
-        self.draws_nothing = draws_nothing(dataset)
+        self.draws_nothing = self.collate_fn is None and draws_nothing(self.dataset)
 
     def __getitem__(self, key: BatchKey) -> Any:
         if self.num_ranks == 1:
@@ -71,28 +109,42 @@ class BatchFetcher:
         return batch if weight == 1.0 else Share(batch, weight)
 
     def _fetch(self, epoch: int, number: int, indices: Tensor, begin: int = 0) -> Any:
-        if isinstance(self.dataset, Tensor):
+        if isinstance(self.dataset, Tensor) and self.collate_fn is None:
             return self.dataset[indices]
-        # A Subset has `__getitems__` too, but returns a list of samples.
-        if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            # Ranks that read their shares by themselves draw other random numbers for them.
-            return self._fetch_whole(indices, mixed_seed(self.seed, epoch, number, *([begin] if begin else [])))
+        # Ranks that read their shares by themselves draw other random numbers for them.
+        seed = mixed_seed(self.seed, epoch, number, *([begin] if begin else []))
+        if self._reads_whole_batches:
+            batch = self._fetch_whole(indices, seed)
+        else:
+            batch = self._fetch_samples(epoch, indices, seed)
+        return named_pair(batch, indices) if self.names_pairs else batch
+
+    @property
+    def _reads_whole_batches(self) -> bool:
+        # A Subset has `__getitems__` too, but returns a list of samples. Ours return batches, which nobody collates.
+        is_ours = type(self.dataset).__module__.startswith("mlotool.")
+        has_batches = hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset)
+        return has_batches and not (is_ours and self.collate_fn is not None)
+
+    def _fetch_samples(self, epoch: int, indices: Tensor, seed: int) -> Any:
         if self.draws_nothing:
-            return _collated(self.dataset, [_read_sample(self.dataset, index) for index in indices.tolist()])
+            return collated(self.dataset, [_read_sample(self.dataset, index) for index in indices.tolist()])
         samples, epoch_seed = [], mixed_seed(self.seed, epoch)
         with own_random() as seeded:
             for index in indices.tolist():
                 seeded(_sample_seed(epoch_seed, index))
                 samples.append(_read_sample(self.dataset, index))
-        return _collated(self.dataset, samples)
+            if self.collate_fn is not None:
+                seeded(seed)
+            return collated(self.dataset, samples, self.collate_fn)
 
     def _fetch_whole(self, indices: Tensor, seed: int) -> Any:
         own = {"seed": seed} if getattr(self.dataset, "seeded", False) else {}
         if self.draws_nothing:
-            return _read_batch(self.dataset, indices, **own)
+            return _read_batch(self.dataset, indices, None, **own)
         with own_random() as seeded:
             seeded(seed)
-            return _read_batch(self.dataset, indices, **own)
+            return _read_batch(self.dataset, indices, self.collate_fn, **own)
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -104,8 +156,8 @@ def draws_nothing(dataset: Any) -> bool:
     return type(dataset).__module__.startswith("mlotool.") and (inner is None or draws_nothing(inner))
 
 
-def mixed_seed(*numbers: int) -> int:
-    """Return one seed for several numbers, the same in every process."""
+def mixed_seed(*numbers: int | str) -> int:
+    """Return one seed for several numbers or names, the same in every process."""
     return random.Random("/".join(map(str, numbers))).getrandbits(63)
 
 
@@ -175,20 +227,43 @@ def sliced(batch: Any, begin: int, end: int) -> Any:
     raise TypeError(f"{fault} Use runner.devices=1, or a data set that is not `seeded`.")
 
 
-def check_dataset(dataset: Any, key: str = "stream.dataset") -> None:
+def is_iterable(dataset: Any) -> bool:
+    """Say whether a data set can only be read in an order of its own, from its beginning.
+
+    Example:
+        >>> class Lines:
+        ...     def __iter__(self):
+        ...         return iter(["a", "b"])
+        >>> is_iterable(Lines()), is_iterable(["a", "b"])
+        (True, False)
+    """
+    if isinstance(dataset, type | str | bytes | DataLoader):
+        return False
+    # Hugging Face's have a `__getitem__` for columns, and torch's class above them.
+    is_plain = hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__") and not hasattr(dataset, "__next__")
+    return isinstance(dataset, IterableDataset) or (is_plain and not hasattr(dataset, "__getitem__"))
+
+
+def check_dataset(dataset: Any, key: str = "stream.dataset", *, has_collate: bool = False) -> None:
     """Refuse what is no map-style data set with samples.
 
     Args:
         dataset: what was given.
         key: where it stands.
+        has_collate: a `collate_fn` makes the batches: a list of tensors of different shapes are samples then.
 
     Raises:
         ConfigError: it is none.
     """
     advice = "Give one with __len__ and __getitem__, such as torch.utils.data.TensorDataset(inputs, targets)."
-    if isinstance(dataset, DataLoader):
-        advice = "Give its data set: Stream(loader.dataset, batch_size=32)."
-    require(_is_map_style(dataset), key, dataset, "a map-style data set", advice)
+    if hasattr(dataset, "__next__"):
+        advice = "It can be read once. Give an object whose __iter__ begins anew, such as an IterableDataset."
+    elif isinstance(dataset, Mapping) and any(hasattr(value, "features") for value in dataset.values()):
+        advice = f"Give one of them, such as the one named {next(iter(dataset))!r}."
+    elif is_iterable(dataset):
+        advice = "What is evaluated, and read at indices, needs a length; an IterableDataset is for streams alone."
+    has_columns = is_columns(dataset) and not (has_collate and isinstance(dataset, list | tuple))
+    require(_is_map_style(dataset) and not has_columns, key, dataset, "a map-style data set", advice)
     if len(dataset) == 0:
         raise ConfigError(f"{key}: found 0 samples; expected at least one. Correct the data set's sizes.")
 
@@ -197,7 +272,7 @@ def _is_map_style(value: Any) -> bool:
     if isinstance(value, type | str | bytes | IterableDataset) or (isinstance(value, Tensor) and value.dim() == 0):
         return False
     is_numbered = hasattr(value, "__getitem__") or hasattr(value, "__getitems__")
-    return hasattr(value, "__len__") and is_numbered and not is_columns(value)
+    return hasattr(value, "__len__") and is_numbered
 
 
 def is_columns(value: Any) -> bool:
@@ -225,7 +300,7 @@ def _read_sample(dataset: Any, index: int) -> Any:
         return dataset[index]
 
 
-def _read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
+def _read_batch(dataset: Any, indices: Tensor, collate_fn: Collate | None, **seed: int) -> Any:
     """Return the batch of a data set's `__getitems__`, collated."""
     with noted(lambda: Call("data", dataset, {"indices": indices}, "a batch", "Correct the data set.")):
         batch = dataset.__getitems__(indices, **seed)
@@ -234,15 +309,65 @@ def _read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
         if (isinstance(part, list) or (isinstance(part, Tensor) and part.ndim)) and len(part) != len(indices):
             count, whose = f"{len(part)} samples for {len(indices)} indices", f"the __getitems__ of {named(dataset)}"
             raise ConfigError(f"data: found {count} in {whose}; expected one for each, in their order. Correct it.")
-    return _collated(dataset, batch) if isinstance(batch, list) else batch
+    if collate_fn is not None and not isinstance(batch, list):
+        fault = f"found a collate_fn, and a {type(batch).__name__} from the __getitems__ of {named(dataset)}"
+        raise ConfigError(f"data: {fault}; expected a list of samples. Leave one of the two out.")
+    return collated(dataset, batch, collate_fn) if isinstance(batch, list) else batch
 
 
-def _collated(dataset: Any, samples: Sequence[Any]) -> Any:
-    """Return samples as one batch."""
+def collated(dataset: Any, samples: Sequence[Any], collate_fn: Collate | None = None) -> Any:
+    """Return samples as one batch.
+
+    Args:
+        dataset: whose samples these are.
+        samples: at least one.
+        collate_fn: the user's; None: torch's, which gets the rows of Hugging Face's data sets as tensors.
+    """
 
     def call() -> Call:
         what = f"making a batch of {len(samples)} samples of {named(whole(dataset))}"
         return Call("data", what, {"the first": samples[0], "the last": samples[-1]}, _FORM, _SAME_FORM)
 
     with noted(call):
-        return default_collate(list(samples))
+        if collate_fn is None:
+            gives_rows = type(_unwrapped(dataset)).__module__.partition(".")[0] == "datasets"
+            return _of_rows(samples) if gives_rows else default_collate(list(samples))
+        batch = collate_fn(list(samples))
+    # A BatchEncoding, for one: what moves batches, counts and copies them looks into plain dicts.
+    return dict(batch) if isinstance(batch, Mapping) and not isinstance(batch, dict) else batch
+
+
+def named_pair(batch: Any, indices: Tensor | None = None) -> Any:
+    """Return a batch that is a pair as `{input, target}`, with the samples' `index` (b,) where it is known."""
+    if type(batch) not in (list, tuple) or len(batch) != 2:
+        return batch
+    return {"input": batch[0], "target": batch[1], **({} if indices is None else {"index": indices})}
+
+
+def _unwrapped(dataset: Any) -> Any:
+    """Return the data set behind those of torch's and ours that pass its samples on as they are."""
+    is_wrapper = isinstance(dataset, Subset) or type(dataset).__module__.startswith("mlotool.")
+    inner = getattr(dataset, "dataset", None) if is_wrapper else None
+    return dataset if inner is None else _unwrapped(inner)
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return rows of Python values as columns: numbers, and lists of them that are equally long, as tensors.
+
+    Torch's own would make a list of columns of a list.
+    """
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {
+        name: _as_tensor(values) if _is_numbers(values) else default_collate(values) for name, values in columns.items()
+    }
+
+
+def _is_numbers(values: Sequence[Any]) -> bool:
+    """Say whether values are Python's numbers, or lists of such at any depth; empty lists are."""
+    return all(_is_numbers(value) if isinstance(value, list) else isinstance(value, int | float) for value in values)
+
+
+def _as_tensor(values: list[Any]) -> Tensor:
+    tensor = torch.tensor(values)
+    # As Hugging Face's torch format, whatever the default dtype is.
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor

@@ -101,6 +101,7 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
     "precision: fp16": lambda case: case.settings.precision == "fp16",
     "scheduler": lambda case: case.scheduler is not None,
     "same_batch_as": lambda case: type(case.stream).__name__ == "SameBatch",
+    "ready batches": _has("stream", "has_ready_batches"),
     "parallel": lambda case: case.parallel is not None,
     "parallel: Auxiliary": lambda case: case.parallel is not None and not case.parallel.is_repeatable,
     "parallel.processes": lambda case: case.parallel is not None and case.parallel.is_divided,
@@ -163,6 +164,7 @@ _ABOVE = "a problem above both shapes and reads '{name}', so its pullback is dif
 _NESTED = "'{name}' both shapes and reads a lower problem, whose solution it does not know at each of its points"
 _UNDERFLOW = "its pullback is part of another one, where no loss scale keeps from underflow"
 _TASK_AXIS = "the tasks are the batch's first axis, which ranks would divide (runner.devices=1 does not)"
+_READY = "ranks divide the samples of a batch, and an iterable data set that gives batches hides them"
 _SECOND_ORDER = (
     "the gradient of '{reader}' passes through that solution by {algorithm}, and sharded parameters have no second "
     "derivatives (FSDP2 frees what they need)"
@@ -190,6 +192,7 @@ REFUSED: tuple[Row, ...] = (
     Row("shared space on ranks", "shard: true", "ranks on other paths wait for them", "shard", "false, or ['head.*']"),
     Row("tasks", "parallel", _STAGES, "tasks", "null"),
     Row("tasks", "several ranks", _TASK_AXIS, "tasks", "null"),
+    Row("ready batches", "several ranks", _READY, "stream", "a data set of samples, and a batch_size"),
     Row("tasks", "drawn paths", "torch.vmap cannot draw by values (spaces.PathWeights mixes)", "tasks", "null"),
     Row("shared space on ranks", "simulated steps", _PART_STEPS, "hypergradient", "an implicit one, or first_order"),
     Row("shared space on ranks", "directed steps", _PART_STEPS, "hypergradient", "an implicit one, or first_order"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from mlotool.core.arguments import require
 from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule, Slots, compile_module
@@ -18,6 +19,7 @@ from mlotool.core.gradient import autocast
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.problem.arguments import check_module, check_problem
+from mlotool.problem.batches import mixed_seed
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.description import facts_of, formula_of
 from mlotool.problem.interface import AbstractHypergradient
@@ -66,7 +68,8 @@ class Problem:
         module: holds theta: the parameters that require a gradient now. Frozen ones go along as constants.
         loss: `f(batch, *, <roles>) -> Tensor | LossOutput`, pure.
         roles: by keyword of the loss, a problem's name, or `{"problem": name, "mode": "train" | "eval"}`.
-        stream: where its batches come from; None calls the loss with `batch=None`.
+        stream: where its batches come from: a Stream, or a DataLoader, which becomes one with a seed of the name; None
+            calls the loss with `batch=None`.
         optimizer: "sgd", "adam" or "adamw" (the options of conf/optimizer/), a class of `torch.optim`, an optimizer, or
             a callable from parameters to one; None if it is never stepped.
         lr: the learning rate of an optimizer that is named or a class; None leaves the option's or the class's default.
@@ -95,7 +98,7 @@ class Problem:
         loss: LossFunction,
         *,
         roles: Mapping[str, str | Mapping[str, str]] | None = None,
-        stream: Stream | None = None,
+        stream: "Stream | DataLoader[Any] | None" = None,
         optimizer: str | Optimizer | OptimizerFactory | None = None,
         lr: float | None = None,
         scheduler: Callable[[Optimizer], Any] | None = None,
@@ -103,6 +106,9 @@ class Problem:
         parallel: AbstractParallel | None = None,
         **settings: Any,
     ) -> None:
+        if isinstance(stream, DataLoader):
+            # Problems with loaders of one data set draw orders of their own.
+            stream = Stream(stream, seed=mixed_seed(name))
         # Here these are the arguments, and nothing else.
         check_problem(locals())
         self.name = name

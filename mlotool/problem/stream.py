@@ -4,102 +4,32 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
+from torch.utils.data import BatchSampler, DataLoader
 
 from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import RunError
 from mlotool.core.plain_state import MAX_COUNT
 from mlotool.core.settings import Count, Whole, checked
 from mlotool.core.unchanged import is_unchanged
-from mlotool.core.user_code import UserCodeError, explained
-from mlotool.problem.batches import BatchFetcher, BatchKey, Share, SizedDataset, check_dataset, mixed_seed
-
-
-class LoadAhead:
-    """The batches of `keys`, in their order, which worker processes load ahead; the processes end with it.
-
-    Args:
-        fetcher: reads them.
-        keys: of the batches.
-        num_workers: processes.
-    """
-
-    def __init__(self, fetcher: BatchFetcher, keys: Sequence[BatchKey], num_workers: int) -> None:
-        loader: DataLoader[Any] = DataLoader(
-            _FailureAsValue(fetcher),  # type: ignore[arg-type]
-            sampler=keys,
-            batch_size=None,
-            num_workers=num_workers,
-            collate_fn=_as_is,
-            # Its own: a loader draws the seeds of its workers, and must not take them from that of the training.
-            generator=torch.Generator().manual_seed(mixed_seed(fetcher.seed, keys[0][0])),
-        )
-        batches: Any = iter(loader)
-        self._batches = batches
-        # Torch would raise the end of a worker wherever this process is, while it writes a checkpoint too. `next` looks
-        # for it as well.
-        _remove_worker_pids(id(self._batches))
-        batches._worker_pids_set = False
-
-    def __next__(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            UserCodeError: a worker could not read it.
-            RunError: a worker was ended from outside.
-        """
-        try:
-            batch = next(self._batches)
-        except (RuntimeError, OSError, EOFError) as error:
-            advice = "Lower the stream's num_workers, if it had no memory left, and go on with resume=auto."
-            fault = f"A process that loads data has ended ({error}); expected it to last as long as the run."
-            raise RunError(f"{fault} {advice}") from error
-        if isinstance(batch, _Failure):
-            raise UserCodeError(batch.text)
-        return batch
-
-    def close(self) -> None:
-        """End the workers."""
-        self._batches._shutdown_workers()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_batches"):
-            self.close()
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What a worker sends in the place of a batch that it could not read."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class _FailureAsValue:
-    """A fetcher whose errors come back as values: of an exception torch would send the traceback's text alone."""
-
-    fetcher: BatchFetcher
-
-    def __getitem__(self, key: BatchKey) -> Any:
-        try:
-            return self.fetcher[key]
-        except KeyboardInterrupt:
-            raise
-        # Anything that is no Exception (SystemExit) would end the worker without a word.
-        except BaseException as error:
-            return _Failure(explained(error) or f"A loader of data failed: {type(error).__name__}: {error}")
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
-
+from mlotool.problem.batches import (
+    BatchFetcher,
+    BatchKey,
+    Collate,
+    LoaderSamples,
+    Share,
+    check_dataset,
+    is_iterable,
+    mixed_seed,
+)
+from mlotool.problem.iterable import IterableBatches, IterableReader
+from mlotool.problem.samplers import as_indices, check_sampler, drawn_order, shuffles
+from mlotool.problem.workers import LoadAhead
 
 # An epoch, and the number of a batch in it.
 BatchPlace = tuple[int, int]
@@ -112,58 +42,196 @@ class Reads(Protocol):
         """Return the batch at `place` for one of them, by `load` where it is not at hand."""
 
 
+_BATCH_SIZE = 100
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What was chosen of a stream's order and sizes; None where nothing was.
+
+    Args:
+        workers: further settings of a loader's workers.
+        has_batches: the data set gives batches.
+        batch_size: as the others an argument of `Stream`.
+    """
+
+    batch_size: int | None
+    shuffle: bool | None
+    drop_last: bool | None
+    num_workers: int | None
+    sampler: Any
+    batch_sampler: Any
+    has_batches: bool = False
+    workers: Mapping[str, Any] = field(default_factory=dict)
+
+    def beside(self, samples: LoaderSamples) -> "_Choices":
+        """Return them with those of a loader in the place of what was not chosen."""
+        loader = samples.loader
+        chosen = replace(
+            self,
+            num_workers=loader.num_workers if self.num_workers is None else self.num_workers,
+            workers={name: getattr(loader, name) for name in _OF_WORKERS},
+        )
+        if is_iterable(samples.dataset):
+            drop_last = loader.drop_last if self.drop_last is None else self.drop_last
+            has_batches = self.batch_size is None and loader.batch_size is None
+            return replace(
+                chosen, batch_size=self.batch_size or loader.batch_size, drop_last=drop_last, has_batches=has_batches
+            )
+        if self.sampler is not None or self.batch_sampler is not None:
+            return chosen
+        batches: Any = loader.batch_sampler
+        if batches is None:
+            advice = "Give the loader a batch_size, or a batch_sampler."
+            require(False, "stream.batch_size", loader.batch_size, "a loader that makes batches", advice)
+        if type(batches) is not BatchSampler:
+            return replace(chosen, batch_sampler=batches)
+        is_shuffled = shuffles(batches.sampler, len(samples.loader.dataset))  # type: ignore[arg-type]
+        if is_shuffled and self.shuffle is None and loader.generator is not None:
+            what = (
+                "stream: found a loader with a generator, while the order of each epoch is drawn by the stream's seed"
+            )
+            advice = "Choose another order by Stream(loader, seed=1)."
+            warnings.warn(f"{what}, so that a resume repeats it. {advice}", stacklevel=5)
+        return replace(
+            chosen,
+            batch_size=self.batch_size or batches.batch_size,
+            drop_last=batches.drop_last if self.drop_last is None else self.drop_last,
+            shuffle=is_shuffled if self.shuffle is None else self.shuffle,
+            sampler=batches.sampler if is_shuffled is None else None,
+        )
+
+    def check(self, *, is_iterable: bool) -> None:
+        """Refuse what excludes each other, and samplers that are none."""
+        if is_iterable:
+            given = [name for name in ("sampler", "batch_sampler") if getattr(self, name) is not None]
+            given += ["shuffle"] if self.shuffle else []
+            expected = "none with a data set that is read in its own order"
+            require(not given, "stream", given, expected, "Shuffle in the data set itself, by a buffer.")
+            return
+        others = {"batch_sampler": ("sampler", "batch_size", "shuffle", "drop_last"), "sampler": ("shuffle",)}
+        for kind, names in others.items():
+            sampler = getattr(self, kind)
+            if sampler is not None:
+                check_sampler(f"stream.{kind}", sampler)
+                given = [name for name in names if getattr(self, name) is not None]
+                require(not given, f"stream.{kind}", sampler, f"none with {given}", "Leave one of them out.")
+
+
+# Of a loader, what its worker processes are made by.
+_OF_WORKERS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor")
+
+
 @checked
 class Stream:
     """Batches without end, shuffled anew each epoch; its whole state is `(epoch, batches_consumed)`.
 
     The order of an epoch, and what a sample draws from the global generators of torch, numpy and Python, depend on
     `(seed, epoch, index)` alone, so the batches are the same after a resume and with any number of workers. Outside of
-    the samples these generators are as if nothing had been drawn.
+    the samples these generators are as if nothing had been drawn. What a `collate_fn` draws depends on the number of
+    its batch; a sampler draws the order of an epoch at once, by `(seed, epoch)`.
+
+    A DataLoader gives its data set, and what is None here: batch size, sampler, `drop_last`, `num_workers` and
+    `collate_fn`. If its sampler is one of those that `shuffle` makes, the stream's own order replaces it.
+
+    An IterableDataset is read in its own order, once an epoch; a resumed stream reads again what it had consumed of the
+    epoch, unless the data set has `state_dict` and `load_state_dict`. With several workers its batches depend on their
+    number, as a loader's do. Its random numbers depend on the number of the batch.
 
     Args:
-        dataset: map-style dataset.
-        batch_size: samples a batch.
+        dataset: map-style data set, IterableDataset or DataLoader.
+        batch_size: samples a batch; None: the loader's, or 100.
         seed: of the order and of random transforms.
-        shuffle: a new order each epoch.
-        drop_last: leave out an epoch's last batch if it is smaller (unless it is the only one).
-        num_workers: processes that load ahead; 0 loads in this one.
+        shuffle: a new order each epoch; None: as the loader, or true.
+        drop_last: leave out an epoch's last batch if it is smaller (unless it is the only one); None: as the loader, or
+            true.
+        num_workers: processes that load ahead; 0 loads in this one; None: the loader's, or 0.
         repeat: times that each batch is given in a row.
+        collate_fn: makes a batch of a list of samples; None: the loader's, or torch's.
+        sampler: gives the indices of an epoch, in the place of `shuffle`.
+        batch_sampler: gives lists of indices, in the place of `batch_size`, `shuffle` and `drop_last` as well.
+
+    Raises:
+        ConfigError: an argument is wrong, or two of them exclude each other.
 
     Example:
         >>> stream = Stream(torch.arange(4), batch_size=2, shuffle=False)
         >>> stream.next(), stream.next(), stream.state_dict()
         (tensor([0, 1]), tensor([2, 3]), {'epoch': 0, 'batches_consumed': 2})
+        >>> loader = DataLoader(["a", "bcd"], batch_size=2, collate_fn=lambda texts: max(map(len, texts)))
+        >>> Stream(loader).next()
+        3
     """
 
     def __init__(
         self,
-        dataset: SizedDataset,
-        batch_size: Count,
+        dataset: Any,
+        batch_size: Count | None = None,
         *,
         seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        num_workers: Whole = 0,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        num_workers: Whole | None = None,
         repeat: Count = 1,
+        collate_fn: Collate | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
     ) -> None:
-        check_dataset(dataset)
-        self.dataset = dataset
-        self.batch_size = min(batch_size, len(dataset))
-        self.num_batches = len(dataset) // self.batch_size
-        if not drop_last and len(dataset) % self.batch_size:
-            self.num_batches += 1
-        self._fetcher, self._shuffle, self._num_workers = BatchFetcher(dataset, seed), shuffle, num_workers
+        samples: Any = LoaderSamples(dataset) if isinstance(dataset, DataLoader) else dataset
+        chosen = _Choices(batch_size, shuffle, drop_last, num_workers, sampler, batch_sampler)
+        if isinstance(samples, LoaderSamples):
+            chosen = chosen.beside(samples)
+            if chosen.sampler is not None or chosen.batch_sampler is not None:
+                # Its indices are those of the whole.
+                samples = LoaderSamples(samples.loader, names_pairs=samples.names_pairs)
+        self._fetcher = BatchFetcher(samples, seed, collate_fn)
+        self.dataset: Any = self._fetcher.dataset
+        is_sequential = is_iterable(self.dataset)
+        if not is_sequential:
+            check_dataset(self.dataset, has_collate=self._fetcher.collate_fn is not None)
+        chosen.check(is_iterable=is_sequential)
+        size = chosen.batch_size or _BATCH_SIZE
+        is_in_order = not is_sequential and chosen.sampler is None
+        self.batch_size = min(size, len(self.dataset)) if is_in_order else size
+        self._shuffle, self._drop_last = chosen.shuffle is not False, chosen.drop_last is not False
+        self._sampler, self._batch_sampler = chosen.sampler, chosen.batch_sampler
+        self._num_workers, self._of_workers = chosen.num_workers or 0, chosen.workers
+        self._reader: IterableReader | None = None
+        if is_sequential:
+            own_size = None if chosen.has_batches else self.batch_size
+            batches = IterableBatches(self._fetcher, own_size, self._drop_last)
+            self._reader = IterableReader(batches, self._num_workers, self._of_workers)
+        # The same in each epoch, where the stream itself draws the order.
+        is_fixed = not is_sequential and not self._has_sampler
+        self._fixed_num_batches = self._num_batches_of(len(self.dataset)) if is_fixed else None
         self._repeat = self._times_given = repeat
         self._device = torch.device("cpu")
         self._dtype: torch.dtype | None = None
         self._epoch = self._batches_consumed = 0
-        self._order: tuple[int, Tensor] | None = None
+        # By epoch, of the last two that were asked for: the positions of its samples, or those of each batch.
+        self._orders: dict[int, Any] = {}
         # What worker processes load ahead, and the place of the batch that they hand out next.
         self._loader: LoadAhead | None = None
         self._loader_place = (0, 0)
         self._shared: Reads | None = None
         self._ahead: Any = None
         self._last: Any = None
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch in which the stream is; of an IterableDataset they may have to be read to be counted."""
+        return self._num_batches(self._epoch)
+
+    @property
+    def has_ready_batches(self) -> bool:
+        """Whether the data set gives batches that are ready, which nobody divides."""
+        return self._reader is not None and self._reader.source.batch_size is None
+
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """What draws the order and makes the batches, where it is not the stream itself."""
+        parts = (self._fetcher.collate_fn, self._sampler, self._batch_sampler)
+        return tuple(part for part in parts if part is not None)
 
     def next(self) -> Any:
         """Return the next batch."""
@@ -210,13 +278,13 @@ class Stream:
         if self._last is None:
             if self._batches_consumed == 0:
                 return self.peek()
-            self._last = self.moved(self._fetcher[self._key(self._epoch, self._batches_consumed - 1)])
+            self._last = self.moved(self._read(self._epoch, self._batches_consumed - 1))
         return self._last
 
     @property
     def last_number(self) -> int | None:
         """Position in the epoch of the batch that `last` returns; None where each epoch has other batches."""
-        return None if self._shuffle else max(self._batches_consumed - 1, 0)
+        return None if self._has_other_epochs else max(self._batches_consumed - 1, 0)
 
     def num_seen_every(self, num_draws: int) -> int:
         """Return how many batches of an epoch one meets who looks at each `num_draws`-th that `next` returns."""
@@ -225,22 +293,29 @@ class Stream:
 
     def recent(self, count: int) -> list[Any]:
         """Return the last `count` batches, the newest last; fewer where fewer were drawn."""
+        if self._reader is not None:
+            self._reader.keep(count)
         places = self._recent_places(count)
         batches = {
-            place: self.last() if place == self.last_place else self.moved(self._fetcher[self._key(*place)])
+            place: self.last() if place == self.last_place else self.moved(self._read(*place))
             for place in dict.fromkeys(places)
         }
         return [batches[place] for place in places]
 
     def recent_numbers(self, count: int) -> list[int | None]:
         """Return the positions of these batches in their epochs; None where each epoch has other batches."""
-        return [None if self._shuffle else number for _, number in self._recent_places(count)]
+        return [None if self._has_other_epochs else number for _, number in self._recent_places(count)]
 
     def is_repeatable(self) -> bool:
-        """Say whether the next sample, read twice with the same random numbers, is the same one.
+        """Say whether the next sample, read twice with the same random numbers, is the same one, and a sampler's order.
 
-        It is read where batches are read, since a data set may open its files in the first process that asks.
+        It is read where batches are read, since a data set may open its files in the first process that asks. A data
+        set that is read in its own order is not begun a second time.
         """
+        if self._reader is not None:
+            return True
+        if self._has_sampler and not is_unchanged(self._draw(0), self._draw(0)):
+            return False
         if self._fetcher.draws_nothing:
             return True
         epoch, number, indices = self._key(*self.next_place)
@@ -248,7 +323,7 @@ class Stream:
         if self._num_workers == 0:
             first, again = (self._fetcher[key] for _ in range(2))
         else:
-            loader = LoadAhead(self._fetcher, [key, key], 1)
+            loader = self._load_ahead([key, key], 1)
             first, again = next(loader), next(loader)
             loader.close()
         return is_unchanged(Share.opened(first)[0], Share.opened(again)[0])
@@ -263,6 +338,8 @@ class Stream:
             num_ranks: how many there are.
         """
         self._fetcher.rank, self._fetcher.num_ranks = rank, num_ranks
+        if self._reader is not None:
+            self._reader.forget()
         self._ahead = self._last = self._loader = None
         return self
 
@@ -284,21 +361,24 @@ class Stream:
             return batch
         return _to_device(batch, self._device, self._dtype)
 
-    def order(self, epoch: int) -> Tensor:
-        """Return the positions of the samples in the data set, (n,) int64, in the order of an epoch."""
-        if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(mixed_seed(self._fetcher.seed, epoch))
-            size = len(self.dataset)
-            self._order = epoch, torch.randperm(size, generator=generator) if self._shuffle else torch.arange(size)
-        return self._order[1]
+    def indices(self, epoch: int, number: int) -> Tensor:
+        """Return the positions of a batch's samples in the data set, (b,) int64; not of an IterableDataset."""
+        if epoch not in self._orders:
+            if len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            self._orders[epoch] = self._draw(epoch)
+        order = self._orders[epoch]
+        return order[number] if self._batch_sampler is not None else order[self._stretch(number)]
 
     @property
-    def is_loaded_here(self) -> bool:
-        """Whether this process loads the batches itself, and whole: no workers, no share of a rank."""
-        return self._num_workers == 0 and self._fetcher.num_ranks == 1
+    def is_read_by_position(self) -> bool:
+        """Whether this process reads the batches itself, whole, and as the data set gives them."""
+        return self._num_workers == 0 and self._fetcher.num_ranks == 1 and self._fetcher.collate_fn is None
 
     def loads_like(self, other: "Stream") -> bool:
         """Say whether two streams give the very same samples, on the same device, at the same place."""
+        if self._reader is not None or other._reader is not None:
+            return self is other
         return self.dataset is other.dataset and self._settings() == other._settings()
 
     def moves_like(self, other: "Stream") -> bool:
@@ -323,28 +403,76 @@ class Stream:
         return twin
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position."""
-        position = {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
-        return position if self._repeat == 1 else {**position, "times_given": self._times_given}
+        """Return the position; of an IterableDataset with what its own `state_dict` tells there."""
+        state: dict[str, Any] = {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
+        if self._repeat > 1:
+            state["times_given"] = self._times_given
+        return state if self._reader is None else state | self._reader.state(self._epoch, self._batches_consumed)
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position."""
-        keys, size = ("epoch", "batches_consumed"), self.num_batches
+        keys = ("epoch", "batches_consumed")
         is_right = isinstance(state, Mapping) and all(is_whole(state.get(key), 0) for key in keys)
-        is_right = is_right and state["batches_consumed"] <= size and state["epoch"] < MAX_COUNT
+        is_right = is_right and all(state[key] < MAX_COUNT for key in keys)
+        # How many an iterable data set has shows when it is read.
+        is_counted = is_right and self._reader is None
+        size = self._num_batches(state["epoch"] if is_counted else self._epoch) if self._reader is None else MAX_COUNT
+        is_right = is_right and state["batches_consumed"] <= size
         is_right = is_right and is_whole(state.get("times_given", 1), 1) and state.get("times_given", 1) <= self._repeat
         expected = f"a position: an epoch from 0 on, and batches_consumed from 0 to {size}"
         require(is_right, "Stream.state", state, expected, "Give what state_dict() of such a stream has returned.")
+        if self._reader is not None:
+            self._reader.load_state(state["epoch"], state["batches_consumed"], state)
         self._epoch, self._batches_consumed = state["epoch"], state["batches_consumed"]
         self._times_given = state.get("times_given", self._repeat)
-        self._order = self._loader = self._ahead = self._last = None
+        self._orders, self._loader, self._ahead, self._last = {}, None, None, None
 
     def _recent_places(self, count: int) -> list[BatchPlace]:
-        num_loaded = self._epoch * self.num_batches + self._batches_consumed
+        place = self._before(self._epoch, self._batches_consumed)
         # Before the first draw it is the batch that comes.
-        num_drawn = max((num_loaded - 1) * self._repeat + self._times_given, 1)
-        draws = range(max(num_drawn - count, 0), num_drawn)
-        return [divmod(draw // self._repeat, self.num_batches) for draw in draws]
+        places = [(0, 0)] if place is None else [place] * self._times_given
+        while place is not None and len(places) < count:
+            place = self._before(*place)
+            places += [] if place is None else [place] * self._repeat
+        return places[:count][::-1]
+
+    def _before(self, epoch: int, number: int) -> BatchPlace | None:
+        """Return the place before one; None before the first."""
+        if number > 0:
+            return epoch, number - 1
+        return None if epoch == 0 else (epoch - 1, self._num_batches(epoch - 1) - 1)
+
+    def _num_batches(self, epoch: int) -> int:
+        if self._fixed_num_batches is not None:
+            return self._fixed_num_batches
+        if self._reader is not None:
+            return self._reader.num_batches(epoch)
+        self.indices(epoch, 0)
+        size = len(self._orders[epoch])
+        return size if self._batch_sampler is not None else self._num_batches_of(size)
+
+    def _num_batches_of(self, num_samples: int) -> int:
+        num_whole, rest = divmod(num_samples, self.batch_size)
+        return num_whole if num_whole and (self._drop_last or not rest) else num_whole + 1
+
+    @property
+    def _has_sampler(self) -> bool:
+        return self._sampler is not None or self._batch_sampler is not None
+
+    @property
+    def _has_other_epochs(self) -> bool:
+        return self._shuffle or self._has_sampler or self._reader is not None
+
+    def _draw(self, epoch: int) -> Any:
+        """Return the positions of an epoch's samples in their order, (n,) int64; of a batch sampler one a batch."""
+        seed, size = self._fetcher.seed, len(self.dataset)
+        if self._batch_sampler is not None:
+            key = "stream.batch_sampler"
+            return [as_indices(key, batch) for batch in drawn_order(key, self._batch_sampler, seed, epoch, size)]
+        if self._sampler is not None:
+            return as_indices("stream.sampler", drawn_order("stream.sampler", self._sampler, seed, epoch, size))
+        generator = torch.Generator().manual_seed(mixed_seed(seed, epoch))
+        return torch.randperm(size, generator=generator) if self._shuffle else torch.arange(size)
 
     def _advance(self) -> None:
         self._epoch, number = self._position()
@@ -353,23 +481,36 @@ class Stream:
 
     def _settings(self) -> tuple[Any, ...]:
         fetcher, transfer = self._fetcher, (self._device, self._dtype)
-        return fetcher.seed, fetcher.rank, fetcher.num_ranks, self.batch_size, self.num_batches, self._shuffle, transfer
+        sizes = self.batch_size, self._drop_last if self._has_sampler else self.num_batches
+        ranks = fetcher.rank, fetcher.num_ranks
+        return fetcher.seed, ranks, sizes, self._shuffle, transfer, self.code, fetcher.names_pairs
 
     def _position(self) -> BatchPlace:
         """Return epoch and number of the batch that comes next."""
-        if self._batches_consumed == self.num_batches:
-            return self._epoch + 1, 0
-        return self._epoch, self._batches_consumed
+        epoch, number = self._epoch, self._batches_consumed
+        if self._fixed_num_batches is not None:
+            has_more = number < self._fixed_num_batches
+        elif self._reader is not None:
+            has_more = self._reader.has(epoch, number)
+        else:
+            has_more = number < self._num_batches(epoch)
+        return (epoch, number) if has_more else (epoch + 1, 0)
+
+    def _read(self, epoch: int, number: int) -> Any:
+        """Return a batch, which this process reads, if it is not one of an IterableDataset."""
+        if self._reader is not None:
+            return self._reader.read(epoch, number)
+        return self._fetcher[self._key(epoch, number)]
 
     def _loaded(self, place: BatchPlace) -> Any:
-        if self._num_workers == 0:
-            return self.moved(self._fetcher[self._key(*place)])
+        if self._num_workers == 0 or self._reader is not None:
+            return self.moved(self._read(*place))
         epoch, number = place
         for is_last in (False, True):
             # They are at another place where batches in between were read elsewhere.
             if self._loader is None or place != self._loader_place:
-                keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
-                self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
+                keys = [self._key(epoch, later) for later in range(number, self._num_batches(epoch))]
+                self._loader = self._load_ahead(keys, self._num_workers)
             try:
                 batch = next(self._loader)
                 break
@@ -384,9 +525,14 @@ class Stream:
         self._loader_place = epoch, number + 1
         return self.moved(batch)
 
+    def _load_ahead(self, keys: Sequence[BatchKey], num_workers: int) -> LoadAhead:
+        return LoadAhead(self._fetcher, keys, num_workers, mixed_seed(self._fetcher.seed, keys[0][0]), self._of_workers)
+
     def _key(self, epoch: int, number: int) -> BatchKey:
-        start = number * self.batch_size
-        return epoch, number, self.order(epoch)[start : start + self.batch_size]
+        return epoch, number, self.indices(epoch, number)
+
+    def _stretch(self, number: int) -> slice:
+        return slice(number * self.batch_size, (number + 1) * self.batch_size)
 
 
 def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

@@ -89,6 +89,7 @@ def may_change_between_ticks(problem: Problem) -> bool:
     settings = problem.settings
     parts = chain(*map(_held, (problem.optimizer, problem.scheduler, problem.hypergradient)))
     data = getattr(problem.stream, "dataset", None)
+    parts = chain(parts, getattr(problem.stream, "code", ()))
     is_torchs = all(map(is_known, (problem.stream, *parts))) and (data is None or draws_nothing(data))
     return not is_torchs or settings.roll_back or settings.reset_to is not None
 

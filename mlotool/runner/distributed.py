@@ -50,7 +50,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
     for name, problem in program.problems.items():
         algorithm = problem.hypergradient if program.graph.readers(name) else None
         parts = runs_in_part(problem.module)
-        check(Case(name, problem.settings, num_ranks=ranks.size, runs_in_part=parts))
+        check(Case(name, problem.settings, stream=problem.stream, num_ranks=ranks.size, runs_in_part=parts))
         if parts:
             check(Case(name, ProblemSettings(), algorithm=algorithm, runs_in_part=True))
     _check_same_start(program, ranks)

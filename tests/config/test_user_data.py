@@ -1,16 +1,20 @@
 """Data objects of the user's, as streams see them."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
-from mlotool.config.user_data import NamedSamples, UserData, built_data
+from mlotool.config.user_data import LimitedData, NamedSamples, UserData, built_data, split_of
+from mlotool.core.errors import ConfigError
 from mlotool.data import InMemoryTensors
+from mlotool.problem.batches import BatchFetcher
 from mlotool.program import Stream
 
 
@@ -102,3 +106,71 @@ def test_splits_that_are_drawn_are_the_same_wherever_the_data_are_built(kind: ty
     assert samples(0, "train") == train
     assert sorted(train + samples(0, "val")) == [*range(20)]
     assert samples(1, "train") != train
+
+
+def longest_last(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    samples = sorted(samples, key=lambda sample: len(sample[0]))
+    inputs, targets = zip(*samples, strict=True)
+    return torch.nn.utils.rnn.pad_sequence(list(inputs), batch_first=True), torch.tensor(targets)
+
+
+class Sequences(LightningDataModule):
+    """Draws its data in setup."""
+
+    num_classes = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.calls.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(stage)
+        self.data = [(torch.rand(1 + number % 3), number) for number in range(30)]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data[:20], 4, shuffle=True, collate_fn=longest_last, drop_last=True)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(self.data[20:], 3, collate_fn=longest_last)]  # type: ignore[arg-type]
+
+
+def test_a_lightning_data_module_gives_the_batches_of_its_loaders() -> None:
+    data = built_data(Sequences, 3)
+    assert data.splits == ("train", "val")
+    assert (data.calls, data.num_classes) == (["prepare_data", "fit"], 2)
+    again = built_data(Sequences, 3).split("val")
+    held_out = split_of("key", data, "val", is_streamed=True)
+    batch = BatchFetcher(held_out, seed=0)[0, 0, torch.arange(3)]
+    inputs, targets = next(iter(data.val_dataloader()[0]))
+    assert [*batch] == ["input", "target", "index"]
+    assert torch.equal(batch["input"], inputs)
+    assert torch.equal(batch["target"], targets)
+    assert torch.equal(BatchFetcher(again, seed=0)[0, 0, torch.arange(3)]["input"], inputs)
+    stream = Stream(data.split("train"))
+    assert (stream.batch_size, stream.num_batches) == (4, 5)
+    epoch = torch.cat([stream.next()["target"] for _ in range(5)])
+    assert sorted(epoch.tolist()) == [*range(20)]
+    assert epoch.tolist() != [*range(20)]
+    assert Stream(data.split("train"), 7).next()["target"].shape == (7,)
+    few = LimitedData(data, 6).split("train")
+    assert len(few) == 6
+    assert len(Stream(few).next()["input"]) == 4
+
+
+class Pairs(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((torch.full((2,), float(number)), number) for number in range(4))
+
+
+def test_an_iterable_split_streams_and_is_not_evaluated() -> None:
+    data = UserData(Data(Pairs()), seed=0)
+    stream = Stream(split_of("stream.split", data, "train", is_streamed=True), 3)
+    batch = stream.next()
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "input": [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], "target": [0, 1, 2],
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"evaluate.splits=train: found .*needs a length; an IterableDataset is for"):
+        split_of("evaluate.splits", data, "train")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from mlotool import FirstOrder, Graph, Problem, Program, Stream, Unrolled
 from mlotool.core.errors import ConfigError, MlotoolError
@@ -96,7 +96,7 @@ def kept() -> Callable[..., Tensor]:
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch": (lambda: Stream({"input": torch.zeros(3)}, 2), "stream.dataset: found {input: a tensor of shape (3,)};"),
-    "a loader": (lambda: Stream(DataLoader(DATA), 2), "stream.dataset: found a DataLoader; expected a map-style data"),
+    "an iterator": (lambda: Stream(iter(DATA), 2), "stream.dataset: found an iterator; expected a map-style data"),
     "no graph": (lambda: Program([problem()], None), "Program.graph: found None; expected"),  # type: ignore[arg-type]
     "names": (lambda: program().loss(["p"]), "Unknown problem ['p']; expected one of p"),  # type: ignore[arg-type]
     "batches": (

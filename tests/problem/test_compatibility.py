@@ -1,6 +1,7 @@
 """The table of what cannot go together: each row refuses, and what is in no row goes together."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from docs.generated.compatibility import page
 from mlotool import SABA, Graph, Penalty, Problem, Program, Schedule, Stream, Unrolled
@@ -28,6 +30,11 @@ class Divided(Auxiliary):
     @property
     def is_divided(self) -> bool:
         return True
+
+
+class Ready(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(BATCHES)
 
 
 def drawing(**settings: Any) -> SharedSpace:
@@ -64,6 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
     "another optimizer": {"optimizer": LBFGS},
     "scheduler": {"scheduler": object()},
     "same_batch_as": {"stream": SameBatch(Stream(BATCHES, 2))},
+    "ready batches": {"stream": Stream(DataLoader(Ready(), batch_size=None))},
     "solutions in its gradient": {"read": "low"},
     "hypergradient": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
     "product: finite_difference": {"algorithm": Implicit(Identity(), "finite_difference")},
