@@ -267,8 +267,8 @@ def warnings_of(values: Values, hypergradients: Values) -> Iterator[str]:
     yield from _idle_uppers(values)
     if values["runner"]["tf32"] is True:
         yield from filter(None, (_coarse(key, node) for key, node in hypergradients.items()))
-    if logger["mode"] != "offline" and logger["wandb"] is False:
-        yield f"logger.mode: found '{logger['mode']}' with logger.wandb=false, which ignores it. Set logger.wandb=true."
+    if logger["mode"] == "online" and logger["wandb"] is False:
+        yield "logger.mode: found 'online' with logger.wandb=false, which ignores it. Leave one of them out."
     yield from _objective_warnings(values)
 
 

@@ -290,19 +290,30 @@ class LoggerConfig:
     """Where numbers go beside metrics.csv.
 
     Args:
-        mode: Of W&B: offline, online or disabled. Offline wants neither account nor network; online uploads.
-        wandb: Whether W&B gets the numbers.
+        mode: Of W&B, which gets the numbers with either of two modes: offline wants neither account nor network, online
+            uploads. disabled: W&B gets nothing. null: offline with logger.wandb=true.
+        wandb: Whether W&B gets the numbers; null: if logger.mode is offline or online.
         tensorboard: Whether TensorBoard gets them, which `pip install mlotool[tensorboard]` brings.
         project: W&B's project.
         loggers: Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]`.
             Those that may upload are named on the command line, not in a recipe.
     """
 
-    mode: Literal["offline", "online", "disabled"] = "offline"
-    wandb: bool = True
+    mode: Literal["offline", "online", "disabled"] | None = None
+    wandb: bool | None = None
     tensorboard: bool = False
     project: str = "mlotool"
     loggers: list[Annotated[Any, Kind("logger")]] = field(default_factory=list)
+
+
+def wandb_mode(mode: str | None, wandb: bool | None) -> str | None:
+    """Return the mode in which W&B is started, from the values of `logger`; None where it gets nothing.
+
+    Example:
+        >>> wandb_mode("online", None), wandb_mode(None, True), wandb_mode(None, None), wandb_mode("online", False)
+        ('online', 'offline', None, None)
+    """
+    return None if mode == "disabled" or not (mode if wandb is None else wandb) else mode or "offline"
 
 
 @schema
@@ -468,7 +479,7 @@ def defaults_at(path: str) -> dict[str, Any]:
 
     Example:
         >>> defaults_at("logger")
-        {'mode': 'offline', 'wandb': True, 'tensorboard': False, 'project': 'mlotool', 'loggers': []}
+        {'mode': None, 'wandb': None, 'tensorboard': False, 'project': 'mlotool', 'loggers': []}
     """
     kind = dataclass_at(path)
     return {} if kind is None else asdict(kind())
@@ -494,7 +505,7 @@ def is_boolean(path: str) -> bool:
         >>> is_boolean("problems.classifier.compile"), is_boolean("seed"), is_boolean("data.download")
         (True, False, False)
     """
-    return annotation_at(path) is bool
+    return {*members(annotation_at(path))} - {NoneType} == {bool}
 
 
 def is_container(path: str) -> bool:

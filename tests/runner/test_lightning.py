@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_each_problem_has_its_own_axis_in_wandb(tiny_run: Run, fake_wandb: tuple
 def test_a_resumed_run_is_the_same_run_of_wandb(
     tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]], tmp_path: Path, mode: str, resume: str | None
 ) -> None:
-    changes = {"debug.limit_ticks": 5, "logger.wandb": True, "logger.mode": mode}
+    changes = {"debug.limit_ticks": 5, "logger.wandb": None, "logger.mode": mode}
     first = tiny_run(changes).output_dir
     assert "id" not in fake_wandb[1]
     for part in ("20260102_000000-abcd", "20260103_000000-abcd"):
@@ -248,13 +249,14 @@ def test_a_callback_may_end_a_run_before_its_first_evaluation(tiny_run: Run) -> 
 
 CSV = "{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged}"
 MONITOR = "{_target_: pytorch_lightning.callbacks.LearningRateMonitor, logging_interval: step}"
-WORDS = ("plain", "logger=csv", "runner.progress_bar=false", "runner.report=false", "hydra.run.dir=run")
+WORDS = ("plain", "runner.progress_bar=false", "runner.report=false", "hydra.run.dir=run")
 
 
 def test_a_config_brings_callbacks_loggers_and_settings_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it would raise: nothing asks for W&B
     Path("mine.yaml").write_text(f"# @package _global_\ndefaults: [plain, _self_]\nlogger: {{loggers: [{CSV}]}}\n")
     words = ["mine.yaml", *WORDS[1:], "runner.max_ticks=4", "evaluate.splits.val=2", f"runner.callbacks=[{MONITOR}]"]
     assert main(["run", *words, "runner.trainer={profiler: simple, enable_model_summary: true}"]) == 0
