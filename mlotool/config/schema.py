@@ -153,10 +153,12 @@ class ProblemConfig:
     Args:
         module: What is trained: an option of conf/model/, or a node with a `_target_` that makes an `nn.Module`.
         loss: A function `(batch, *, role, ..)` that returns a number; `roles` says which problem plays which keyword.
+            null is for a LightningModule: its `training_step` is the loss.
         stream: Batches of one split, without end; null where the loss needs no batch, or `same_batch_as` gives one.
         same_batch_as: A problem whose batch of the same step this one takes, in place of a stream.
         optimizer: A node of any `torch.optim` class, or an option of conf/optimizer/. `groups: [{match: fc.*, lr:
-            0.01}]` sets parameters apart; `lr: {problem: rate}` is learned by that problem.
+            0.01}]` sets parameters apart; `lr: {problem: rate}` is learned by that problem. Without a `_target_` it is
+            that of a LightningModule's `configure_optimizers`.
         scheduler: A node of any `torch.optim.lr_scheduler` class; null: the rate stays.
         hypergradient: How gradients pass through the solution of this problem; null: the root's `hypergradient`.
         precision: fp32, bf16 or fp16 around this problem's loss; null: `runner.precision`.
@@ -166,10 +168,10 @@ class ProblemConfig:
     """
 
     module: Annotated[Any, Kind("module")] = MISSING
-    loss: Annotated[Any, Kind("loss")] = MISSING
+    loss: Annotated[Any, Kind("loss")] | None = None
     stream: StreamConfig | None = None
     same_batch_as: str | None = None
-    optimizer: Annotated[Any, Kind("optimizer")] = MISSING
+    optimizer: Annotated[Any, Kind("optimizer")] | None = None
     scheduler: Annotated[Any, Kind("scheduler")] | None = None
     hypergradient: Annotated[Any, Kind("hypergradient")] | None = None
     precision: Precision | None = None

@@ -155,7 +155,7 @@ def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
     )
 
 
-def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], mode: str) -> Any:
+def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], mode: Any) -> Any:
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
