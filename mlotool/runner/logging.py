@@ -100,7 +100,12 @@ class MetricLog(Logger):
         self.log(self._tick(), {key: float(value) for key, value in metrics.items()})
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        """Leave them: config.yaml has them."""
+        """Leave them: the loggers have the config."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Tell the loggers of a checkpoint of a ModelCheckpoint, which some of them upload."""
+        for logger in self.loggers:
+            logger.after_save_checkpoint(checkpoint_callback)
 
 
 @contextmanager
@@ -131,6 +136,11 @@ def open_loggers(
             ends.append(lambda: run.finish(exit_code=int(status == "failed")))
             # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
             loggers.append(WandbLogger(experiment=run, save_dir=folder.path))
+        for logger in others:
+            try:
+                logger.log_hyperparams(plain(config))
+            except Exception as error:
+                _warn_of_logger(type(logger).__name__, "does not take the config", error)
         if settings.tensorboard:
             loggers.append(_tensorboard_logger(folder.path, resumed_at))
         yield loggers

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.loggers import Logger
 from rich.console import Console
 
 from mlotool.cli.main import main
 from mlotool.core.errors import ConfigError, NonFiniteLossError, WriteError
 from mlotool.folders.safe_files import check_tree
 from mlotool.runner import RunResult, logging
-from tests.runner.test_run_config import LossThat, logged
+from tests.runner.test_run_config import LossThat, logged, read_metrics
 
 Run = Callable[..., RunResult]
 
@@ -235,6 +236,59 @@ def test_lightnings_own_callbacks_work(tiny_run: Run, tmp_path: Path) -> None:
     assert [*logged(result.output_dir, "lr-SGD")][:3] == [0, 8, 10]
     assert list((tmp_path / "kept").glob("*.ckpt"))
     assert max(logged(result.output_dir, "val/accuracy")) < 200
+
+
+class Counting(Callback):
+    """Records what Lightning counts: at the end of each chunk and of each round."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert batch[1] == trainer.global_step == module.global_step
+        self.seen.append(("batch", trainer.global_step, trainer.current_epoch))
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.seen.append(("epoch", trainer.global_step, trainer.current_epoch))
+
+
+class Recording(Logger):
+    """A logger of one's own in the form of MLflow's: it sends each value with its step, and is told how the run ended."""
+
+    name, version = "recording", "0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[int | None, dict[str, float]]] = []
+        self.hyperparameters: dict[str, Any] = {}
+        self.status = ""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.sent.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        self.hyperparameters = dict(params)
+
+    def finalize(self, status: str) -> None:
+        self.status = status
+
+
+def test_callbacks_and_loggers_get_the_ticks_also_after_a_resume(tiny_run: Run) -> None:
+    counting, recording = Counting(), Recording()
+    folder = tiny_run(callbacks=[counting], loggers=[recording]).output_dir
+    again, more = Counting(), Recording()
+    tiny_run({"runner.max_ticks": 30}, callbacks=[again], loggers=[more], resume=str(folder))
+    rounds = [[("batch", 10 * k + 8, k), ("batch", 10 * k + 10, k), ("epoch", 10 * k + 10, k)] for k in range(3)]
+    assert counting.seen == [*rounds[0], *rounds[1]]
+    assert again.seen == rounds[2]
+    # Each value of metrics.csv, at its tick, once.
+    sent = [(tick, key, value) for tick, values in (*recording.sent, *more.sent) for key, value in values.items()]
+    # The test split was evaluated at the end of both, and its first values are gone from the file.
+    written = [(tick, key, pytest.approx(value)) for tick, key, value in read_metrics(folder)]
+    assert [entry for entry in sent if "test" not in entry[1]] == [entry for entry in written if "test" not in entry[1]]
+    assert {tick for tick, values in more.sent if "classifier/loss" in values} == {25, 30}
+    assert recording.hyperparameters["runner"]["max_ticks"] == 20
+    assert (recording.status, more.status) == ("success", "success")
 
 
 class Ending(Callback):
