@@ -1,6 +1,6 @@
 """Losses of LightningModules as they are: their own steps are called, and what they log becomes metrics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, ConfigError, LossOutput, stop_gradient
 from mlotool.core.lightning_module import collected_logs, loss_of_step
+from mlotool.core.private import tree_leaves, tree_map_only
 from mlotool.core.settings import target
 from mlotool.losses.cross_entropy import weighted_mean
 
@@ -49,7 +50,12 @@ def validation_step(batch: Any, *, model: BoundModule, log: str | None = None) -
 
 @target("loss")
 def weighted_training_step(
-    batch: Any, *, model: BoundModule, weigher: BoundModule, given: Literal["loss", "index"] = "loss"
+    batch: Any,
+    *,
+    model: BoundModule,
+    weigher: BoundModule,
+    given: Literal["loss", "index"] = "loss",
+    vectorize: bool = True,
 ) -> LossOutput:
     """The loss of `training_step` on each sample alone, with weights that another problem learns.
 
@@ -64,35 +70,55 @@ def weighted_training_step(
         weigher: role; maps the losses (b, 1), or the samples' indices (b,), to as many weights.
         given: what `weigher` gets: "loss", through which no gradient flows to `model`, or "index", which the batches of
             a recipe have.
+        vectorize: evaluate all samples at once by `torch.vmap`. Without it one after the other: for steps that ask for
+            a tensor's number (`.item()`, `if loss > 1`) or change a metric of torchmetrics.
 
     Returns:
         The loss, with the metric `mean_weight`. What the step logs by `self.log` are metrics, as means over samples.
 
-    Cost: a forward pass a sample.
+    Cost: that of `training_step` with `vectorize`, else a small forward pass a sample.
     """
     if (layer := model.batch_statistics()) is not None:
         raise ConfigError(
             f"losses.weighted_training_step: found '{layer}' in train mode, which normalises over a batch; expected "
             "layers that see a sample alone. Use GroupNorm or LayerNorm, or the role {problem: .., mode: eval}."
         )
-    size = len(next(tensor for tensor in _tensors(batch)))
-    losses, logs = [], []
-    for index in range(size):
+
+    def of_sample(sample: Any) -> tuple[Tensor, dict[str, Tensor]]:
         with collected_logs() as values:
-            losses.append(loss_of_step(model.method("training_step", _sample(batch, index)), "training_step"))
-        logs.append(values)
-    loss = torch.stack(losses)
+            loss = loss_of_step(model.method("training_step", sample), "training_step")
+        return loss, {name: value.detach() for name, value in values.items()}
+
+    loss, logs = (_at_once if vectorize else _one_by_one)(of_sample, batch)
     weight = weigher(stop_gradient(loss)[:, None] if given == "loss" else batch["index"]).reshape(-1)
-    metrics = {name: torch.stack([log[name].detach() for log in logs if name in log]).mean() for name in logs[0]}
+    metrics = {name: value.mean() for name, value in logs.items()}
     return LossOutput(weighted_mean(loss, weight, True), {**metrics, "mean_weight": weight.detach().mean()})
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(part)
+# Returns the losses of a batch's samples, and by name what they log: tensors of as many numbers.
+OfSample = Callable[[Any], tuple[Tensor, dict[str, Tensor]]]
+
+
+def _at_once(of_sample: OfSample, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    try:
+        found: tuple[Tensor, dict[str, Tensor]] = torch.vmap(of_sample, randomness="different")(
+            tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(1), batch)
+        )
+    except (RuntimeError, ValueError) as error:
+        if "vmap" not in str(error):
+            raise
+        raise ConfigError(
+            f"losses.weighted_training_step: found a training_step that torch.vmap cannot evaluate ({error}); expected "
+            "one of tensors alone. Set vectorize: false, which takes the samples one by one."
+        ) from error
+    return found
+
+
+def _one_by_one(of_sample: OfSample, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    size = next(len(part) for part in tree_leaves(batch) if isinstance(part, Tensor))
+    losses, logs = zip(*(of_sample(_sample(batch, index)) for index in range(size)), strict=True)
+    names = set(logs[0]).intersection(*logs)
+    return torch.stack(losses), {name: torch.stack([log[name] for log in logs]) for name in logs[0] if name in names}
 
 
 def _sample(batch: Any, index: int) -> Any:

@@ -48,15 +48,15 @@ def parts(*layers: nn.Module) -> tuple[Any, dict[str, Tensor], Any, Any]:
     return problem, {**batch, "index": torch.arange(6)}, problem.pure([*net.parameters()], None), net
 
 
-@pytest.mark.parametrize("given", ["loss", "index"])
-def test_weights_of_an_unchanged_step_are_those_of_the_cross_entropy(given: Any) -> None:
+@pytest.mark.parametrize(("given", "vectorize"), [("loss", True), ("index", True), ("loss", False)])
+def test_weights_of_an_unchanged_step_are_those_of_the_cross_entropy(given: Any, vectorize: bool) -> None:
     problem, batch, model, net = parts()
     weigher = (WeightNet(4) if given == "loss" else SampleWeights(6)).double()
     with torch.no_grad():
         for parameter in weigher.parameters():
             parameter.copy_(torch.randn_like(parameter))
     roles = {"model": model, "weigher": BoundModule(weigher)}
-    problem.loss = lambda batch, **roles: weighted_training_step(batch, given=given, **roles)
+    problem.loss = lambda batch, **roles: weighted_training_step(batch, given=given, vectorize=vectorize, **roles)
     found = problem.evaluated(batch, roles)
     if given == "loss":
         expected = reweighted_cross_entropy(batch, **roles)
@@ -79,6 +79,15 @@ def test_a_layer_that_looks_at_the_batch_is_refused_in_train_mode_alone() -> Non
         weighted_training_step(batch, model=model, weigher=weigher, given="index")
     model = problem.pure([*net.parameters()], False)
     assert weighted_training_step(batch, model=model, weigher=weigher, given="index").loss.isfinite()
+
+
+def test_a_step_that_asks_for_a_number_is_told_what_to_do() -> None:
+    _, batch, model, net = parts()
+    net.training_step = lambda batch: F.cross_entropy(net(batch[0]), batch[1]) / (1 + batch[0].sum().item() ** 2)
+    weigher = BoundModule(SampleWeights(6).double())
+    with pytest.raises(ConfigError, match=r"torch.vmap cannot evaluate \(.*item.*Set vectorize: false"):
+        weighted_training_step(batch, model=model, weigher=weigher, given="index")
+    assert weighted_training_step(batch, model=model, weigher=weigher, given="index", vectorize=False).loss.isfinite()
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ class Counting(Callback):
 
 
 class Recording(Logger):
-    """A logger of one's own in the form of MLflow's: it sends each value with its step, and is told how the run ended."""
+    """A logger in the form of MLflow's: it sends each value with its step, and is told how the run ended."""
 
     name, version = "recording", "0"
 
