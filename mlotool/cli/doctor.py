@@ -48,7 +48,7 @@ def _findings() -> Iterator[Finding]:
     yield _folder("outputs", Path("outputs"))
     yield _folder("temporary files", Path(tempfile.gettempdir()))
     key = "WANDB_API_KEY is set" if os.environ.get("WANDB_API_KEY") else "which needs `wandb login`"
-    yield GOOD, "W&B", f"offline unless logger.mode=online; {key}"
+    yield GOOD, "W&B", f"off unless logger=wandb, or logger.mode=online; {key}"
 
 
 def _package(name: str, purpose: str | None) -> Finding:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from mlotool import config as configuration
 from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
 from mlotool.config.composition import finish, later_words
+from mlotool.config.schema import wandb_mode
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
 from mlotool.folders.run_folder import RunFolder
@@ -155,7 +156,7 @@ def logs_to_wandb(config: Any) -> bool:
     if not OmegaConf.is_dict(value("logger")) or value("runner.devices") not in (1, "auto"):
         # Ranks log, which this process starts, or which torchrun has started.
         return False
-    return bool(value("logger.wandb")) and value("logger.mode") != "disabled"
+    return wandb_mode(value("logger.mode"), value("logger.wandb")) is not None
 
 
 def write_report(config: Any, run_dir: Path) -> None:

@@ -166,17 +166,22 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         if limit is not None:
             settings[setting] = min(settings[setting], limit)
     module = _module(name, node["module"], values["seed"], channels_last=node["channels_last"])
+    loss, optimizer = node["loss"], node["optimizer"] or {}
+    optimizer = {setting: value for setting, value in optimizer.items() if setting not in rates}
+    # A LightningModule may bring both along.
     return Problem(
         name,
         module,
-        bind(f"{key}.loss", node["loss"], without=["roles"]),
-        roles=node["loss"].get("roles"),
+        None if loss is None else bind(f"{key}.loss", loss, without=["roles"]),
+        roles=None if loss is None else loss.get("roles"),
         stream=stream,
         optimizer=nodes.optimizer_factory(
             f"{key}.optimizer",
-            {setting: value for setting, value in node["optimizer"].items() if setting not in rates},
+            optimizer,
             lambda: {id(tensor): path for path, tensor in module.named_parameters()},
-        ),
+        )
+        if optimizer
+        else None,
         optimizer_roles=rates,
         scheduler=None if scheduler is None else nodes.scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,

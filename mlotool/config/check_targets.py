@@ -10,7 +10,14 @@ from typing import Annotated, Any, get_args
 from annotated_types import Gt, Le, MinLen
 
 from mlotool.config.check_values import unknown_name
-from mlotool.config.instantiate import GROUPS_KEY, SPECIAL, group_faults, optimizer_roles, settings_of
+from mlotool.config.instantiate import (
+    GROUPS_KEY,
+    SPECIAL,
+    are_learned_alone,
+    group_faults,
+    optimizer_roles,
+    settings_of,
+)
 from mlotool.config.recipes import option_names
 from mlotool.config.resolve import is_known
 from mlotool.config.safety import DANGEROUS
@@ -87,13 +94,46 @@ def target_faults(values: Values) -> Iterator[str]:
     """Yield what is wrong with the targets of a config; imports them."""
     data = values["data"] if isinstance(values["data"], Mapping) else {}
     referred = {"seed": values["seed"], **{name: data[name] for name in _REFERRED if name in data}}
+    yield from _unset_faults(values["problems"])
     for path, node, annotation in walk(values):
         kind, others = node_kind(annotation), [member for member in members(annotation) if not node_kind(member)]
         # A metric's name is no node, and null is none where the schema allows it.
         is_other = (node is None and NoneType in others) or (others not in ([], [NoneType]) and not is_node(node))
+        is_other = is_other or (kind == "optimizer" and are_learned_alone(node))
         if kind is not None and is_known(node) and not is_other:
             known = {"seed": values["seed"]} if kind == "data" else referred
             yield from _Node(".".join(path), node, kind, values["problems"], known).faults()
+
+
+def _unset_faults(problems: Values) -> Iterator[str]:
+    """Yield which problems have no loss or optimizer, and no LightningModule that has its own."""
+    for name, problem in problems.items():
+        for setting in ("loss", "optimizer"):
+            key, node, module = f"problems.{name}.{setting}", problem[setting], problem["module"]
+            is_unset = node is None or (setting == "optimizer" and are_learned_alone(node))
+            # Whose module is wrong has a fault of its own.
+            if not is_unset or not is_node(module) or trust_fault("module", module["_target_"], "module"):
+                continue
+            has_own = _may_be_lightning(module["_target_"])
+            if node is None and not has_own:
+                hint = did_you_mean(name, [other for other in problems if other != name])
+                hint += " Or correct the problem's name." if hint else ""
+                yield f"{key}: nothing is set; expected a value. Write {key}: .. in the recipe.{hint}"
+            elif not has_own:
+                what = "a node with a _target_, whose settings these are"
+                yield f"{key}: found no _target_; expected {what}. Write {key}: {{_target_: torch.optim.SGD, ..}}."
+
+
+def _may_be_lightning(name: str) -> bool:
+    """Say whether a module's target is a LightningModule, or a function, of which nobody knows before it is called."""
+    # Imported here: it needs torch, as modules do.
+    from mlotool.core.lightning_module import is_lightning_module
+
+    try:
+        target = resolve("module", name)
+    except ConfigError:
+        return True
+    return not isinstance(target, type) or is_lightning_module(target)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ def _splits(values: Values) -> Values:
 def graph_faults(values: Values) -> Iterator[str]:
     """Yield edges that no loss reads, roles without an edge, and problems that learn nothing as the edges point."""
     problems, graph = values["problems"], Graph(**values["graph"])
-    nodes = {name: ProblemNode(dict(_played(problem)), _other_uses(problem)) for name, problem in problems.items()}
+    nodes = {
+        name: ProblemNode(dict(_played(name, problem)), _other_uses(problem)) for name, problem in problems.items()
+    }
     try:
         graph.validate(nodes)
     except ConfigError as error:
@@ -91,13 +93,16 @@ def _other_uses(problem: Values) -> dict[str, str]:
     return uses if not isinstance(start, str) or start == "initial" else {**uses, "reset_to": start}
 
 
-def _played(problem: Values) -> Iterator[tuple[str, str]]:
+def _played(name: str, problem: Values) -> Iterator[tuple[str, str]]:
     loss = problem.get("loss")
+    if loss is None:
+        # The training_step of its own module.
+        yield "model", name
     roles = loss.get("roles") if isinstance(loss, Mapping) else None
     for role, value in roles.items() if isinstance(roles, Mapping) else ():
-        name = value.get("problem") if isinstance(value, Mapping) else value
-        if isinstance(name, str):
-            yield role, name
+        player = value.get("problem") if isinstance(value, Mapping) else value
+        if isinstance(player, str):
+            yield role, player
 
 
 def stream_faults(values: Values) -> Iterator[str]:
@@ -267,8 +272,8 @@ def warnings_of(values: Values, hypergradients: Values) -> Iterator[str]:
     yield from _idle_uppers(values)
     if values["runner"]["tf32"] is True:
         yield from filter(None, (_coarse(key, node) for key, node in hypergradients.items()))
-    if logger["mode"] != "offline" and logger["wandb"] is False:
-        yield f"logger.mode: found '{logger['mode']}' with logger.wandb=false, which ignores it. Set logger.wandb=true."
+    if logger["mode"] == "online" and logger["wandb"] is False:
+        yield "logger.mode: found 'online' with logger.wandb=false, which ignores it. Leave one of them out."
     yield from _objective_warnings(values)
 
 

@@ -16,6 +16,7 @@ from mlotool.config.hydra_errors import config_errors
 from mlotool.config.instantiate import instantiate, optimizer_factory, optimizer_roles, require_kind, scheduler_factory
 from mlotool.config.resolve import resolve_config
 from mlotool.config.run_config import decision_faults, finished_run
+from mlotool.config.schema import is_node
 from mlotool.config.trusted import is_of_user
 from mlotool.config.unknown_keys import value_faults
 from mlotool.config.user_data import built_data, split_of
@@ -166,7 +167,7 @@ class _DryBuild:
             # Of two dimensions, as some optimizers take matrices alone.
             parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
             optimizer = None
-            if self._is_ready(f"{key}.optimizer", node):
+            if is_node(node) and self._is_ready(f"{key}.optimizer", node):
                 settings = _without(node, ("groups", *optimizer_roles(node)))
                 optimizer = self._noted(partial(optimizer_factory(f"{key}.optimizer", settings), parameters))
             if optimizer is not None and self._is_ready(f"{key}.scheduler", scheduler):
@@ -182,7 +183,7 @@ class _DryBuild:
             key, node = f"problems.{name}", problem["optimizer"]
             module = self._module(f"{key}.module", problem["module"])
             sizes[name] = None if module is None else sum(tensor.numel() for tensor in module.parameters())
-            if module is not None and self._is_sound(f"{key}.optimizer", node):
+            if module is not None and is_node(node) and self._is_sound(f"{key}.optimizer", node):
                 names = {id(tensor): path for path, tensor in module.named_parameters()}
                 make = optimizer_factory(f"{key}.optimizer", _without(node, optimizer_roles(node)), names.copy)
                 self._noted(partial(make, list(module.parameters())))

@@ -136,6 +136,16 @@ def optimizer_roles(node: Any) -> dict[str, str]:
     }
 
 
+def are_learned_alone(node: Any) -> bool:
+    """Say whether an optimizer's node has nothing but settings that problems give, for a LightningModule's optimizer.
+
+    Example:
+        >>> are_learned_alone({"lr": {"problem": "rates"}}), are_learned_alone({"_target_": "torch.optim.SGD"})
+        (True, False)
+    """
+    return bool(node) and isinstance(node, Mapping) and set(node) == set(optimizer_roles(node))
+
+
 def grouped(key: str, groups: Sequence[Node], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an optimizer's parameter groups: first those that no pattern matches, then one for each entry.
 

@@ -307,7 +307,7 @@ def _value_faults(key: str, value: Any) -> Iterator[str]:
             "it on the command line: data.download=true."
         )
     yield from boolean_faults(key, value)
-    if key == "logger.mode" and value not in OFFLINE_MODES:
+    if key == "logger.mode" and value not in (None, *OFFLINE_MODES):
         yield f"{key}: found {value!r}; expected {' or '.join(OFFLINE_MODES)} in a recipe. Say it on the command line."
     if isinstance(value, str):
         yield from _reference_faults(key, value)

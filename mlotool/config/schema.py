@@ -155,10 +155,12 @@ class ProblemConfig:
     Args:
         module: What is trained: an option of conf/model/, or a node with a `_target_` that makes an `nn.Module`.
         loss: A function `(batch, *, role, ..)` that returns a number; `roles` says which problem plays which keyword.
+            null is for a LightningModule: its `training_step` is the loss.
         stream: Batches of one split, without end; null where the loss needs no batch, or `same_batch_as` gives one.
         same_batch_as: A problem whose batch of the same step this one takes, in place of a stream.
         optimizer: A node of any `torch.optim` class, or an option of conf/optimizer/. `groups: [{match: fc.*, lr:
-            0.01}]` sets parameters apart; `lr: {problem: rate}` is learned by that problem.
+            0.01}]` sets parameters apart; `lr: {problem: rate}` is learned by that problem. Without a `_target_` it is
+            that of a LightningModule's `configure_optimizers`.
         scheduler: A node of any `torch.optim.lr_scheduler` class; null: the rate stays.
         hypergradient: How gradients pass through the solution of this problem; null: the root's `hypergradient`.
         precision: fp32, bf16 or fp16 around this problem's loss; null: `runner.precision`.
@@ -168,10 +170,10 @@ class ProblemConfig:
     """
 
     module: Annotated[Any, Kind("module")] = MISSING
-    loss: Annotated[Any, Kind("loss")] = MISSING
+    loss: Annotated[Any, Kind("loss")] | None = None
     stream: StreamConfig | None = None
     same_batch_as: str | None = None
-    optimizer: Annotated[Any, Kind("optimizer")] = MISSING
+    optimizer: Annotated[Any, Kind("optimizer")] | None = None
     scheduler: Annotated[Any, Kind("scheduler")] | None = None
     hypergradient: Annotated[Any, Kind("hypergradient")] | None = None
     precision: Precision | None = None
@@ -292,19 +294,30 @@ class LoggerConfig:
     """Where numbers go beside metrics.csv.
 
     Args:
-        mode: Of W&B: offline, online or disabled. Offline wants neither account nor network; online uploads.
-        wandb: Whether W&B gets the numbers.
+        mode: Of W&B, which gets the numbers with either of two modes: offline wants neither account nor network, online
+            uploads. disabled: W&B gets nothing. null: offline with logger.wandb=true.
+        wandb: Whether W&B gets the numbers; null: if logger.mode is offline or online.
         tensorboard: Whether TensorBoard gets them, which `pip install mlotool[tensorboard]` brings.
         project: W&B's project.
         loggers: Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]`.
             Those that may upload are named on the command line, not in a recipe.
     """
 
-    mode: Literal["offline", "online", "disabled"] = "offline"
-    wandb: bool = True
+    mode: Literal["offline", "online", "disabled"] | None = None
+    wandb: bool | None = None
     tensorboard: bool = False
     project: str = "mlotool"
     loggers: list[Annotated[Any, Kind("logger")]] = field(default_factory=list)
+
+
+def wandb_mode(mode: str | None, wandb: bool | None) -> str | None:
+    """Return the mode in which W&B is started, from the values of `logger`; None where it gets nothing.
+
+    Example:
+        >>> wandb_mode("online", None), wandb_mode(None, True), wandb_mode(None, None), wandb_mode("online", False)
+        ('online', 'offline', None, None)
+    """
+    return None if mode == "disabled" or not (mode if wandb is None else wandb) else mode or "offline"
 
 
 @schema
@@ -470,7 +483,7 @@ def defaults_at(path: str) -> dict[str, Any]:
 
     Example:
         >>> defaults_at("logger")
-        {'mode': 'offline', 'wandb': True, 'tensorboard': False, 'project': 'mlotool', 'loggers': []}
+        {'mode': None, 'wandb': None, 'tensorboard': False, 'project': 'mlotool', 'loggers': []}
     """
     kind = dataclass_at(path)
     return {} if kind is None else asdict(kind())
@@ -496,7 +509,7 @@ def is_boolean(path: str) -> bool:
         >>> is_boolean("problems.classifier.compile"), is_boolean("seed"), is_boolean("data.download")
         (True, False, False)
     """
-    return annotation_at(path) is bool
+    return {*members(annotation_at(path))} - {NoneType} == {bool}
 
 
 def is_container(path: str) -> bool:

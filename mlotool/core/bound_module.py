@@ -4,6 +4,7 @@
 that look-up costs as much as a layer.
 """
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.private import is_functorch_wrapped_tensor
+from mlotool.core.private import BatchNorm, is_functorch_wrapped_tensor
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 
@@ -46,6 +47,11 @@ def lazy_copy(tensor: Tensor) -> Tensor:
             return torch._lazy_clone(tensor)
     return tensor.clone()
 
+
+_NO_METHOD = (
+    "found '{name}' of a role; expected a call of it, or of a method of {kind}, as a role is the module at other "
+    "parameters. Write role(x), role.method('name', x), or dict(role.named_parameters())['{name}']."
+)
 
 # A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
 Slot = tuple[dict[str, Any], str]
@@ -210,7 +216,13 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
 
 
 class AbstractEvaluation(ABC):
-    """A module that is evaluated in another way than by its own code alone; `method` returns another of its methods."""
+    """A module that is evaluated in another way than by its own code alone; `method` returns another of its methods.
+
+    Attributes:
+        logs: whether calls may log values, as those of a LightningModule do.
+    """
+
+    logs: bool = False
 
     @abstractmethod
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -289,6 +301,13 @@ class BoundModule:
         """Run the module's forward."""
         return self._run(self._call, args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return another method of the module, of its class's own: `model.encode(x)` is `model.method("encode", x)`."""
+        kind = None if name.startswith("_") else type(self._module)
+        if kind is not None and inspect.isfunction(getattr(kind, name, None)) and not hasattr(nn.Module, name):
+            return partial(self.method, name)
+        raise AttributeError(_NO_METHOD.format(name=name, kind=getattr(kind, "__name__", "the module")))
+
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run another method of the module, `name`, with the bound parameters."""
         whole = self._call
@@ -308,6 +327,20 @@ class BoundModule:
         bound = copy(self)
         bound._call = partial(self._call, **arguments)
         return bound
+
+    @property
+    def logs(self) -> bool:
+        """Whether its calls may log values, as those of a LightningModule do."""
+        return isinstance(self._call, AbstractEvaluation) and self._call.logs
+
+    def batch_statistics(self) -> str | None:
+        """Return the name of a layer that would normalise over the batch in this role's mode; None where none would."""
+        for name, layer in self._module.named_modules():
+            is_training = layer.training if self._training is None else self._training
+            # Without running statistics it does so in either mode.
+            if isinstance(layer, BatchNorm) and (is_training or layer.running_mean is None):
+                return name
+        return None
 
     def moved_buffer(self) -> str | None:
         """Return the name of a buffer of which calls have moved the copy; None where none has."""

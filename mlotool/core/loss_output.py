@@ -10,6 +10,9 @@ from mlotool.core.user_code import WrongResultError
 
 Metrics = Mapping[str, Tensor]
 
+# What is logged of a problem beside the metrics of its loss, which have other names.
+RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
+
 
 class LossOutput:
     """A scalar loss with metrics beside it.

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
+from mlotool.core.lightning_module import is_lightning_module
 from mlotool.core.user_code import is_of_user, named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
@@ -38,7 +39,7 @@ def check_problem(given: Mapping[str, Any]) -> None:
     is_stream = stream is None or (not isinstance(stream, type) and hasattr(stream, "next") and hasattr(stream, "last"))
     optimizer, scheduler, algorithm = given["optimizer"], given["scheduler"], given["hypergradient"]
     for key, is_right, expected in (
-        ("loss", callable(loss) and not isinstance(loss, type), f"a function that is called as {call}"),
+        ("loss", _is_loss(given, loss), f"a function that is called as {call}, or none for a LightningModule"),
         ("stream", is_stream, "a mlotool.Stream, a torch.utils.data.DataLoader or null"),
         ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, str | Optimizer), _OPTIMIZER),
         ("scheduler", scheduler is None or callable(scheduler), "a callable that builds a scheduler, or null"),
@@ -46,6 +47,9 @@ def check_problem(given: Mapping[str, Any]) -> None:
         ("parallel", isinstance(given["parallel"], AbstractParallel | None), "layer-parallel training, or null"),
     ):
         require(is_right, f"problems.{name}.{key}", given[key], expected)
+    if loss is None:
+        require(not roles, f"problems.{name}.roles", roles, "none: the loss of a LightningModule is its training_step")
+        return
     target = loss.forward if isinstance(loss, nn.Module) else loss
     try:
         inspect.signature(target, follow_wrapped=False).bind(None, **dict.fromkeys(roles or {}))
@@ -58,6 +62,12 @@ def check_problem(given: Mapping[str, Any]) -> None:
 
 _OPTIMIZER = "a name such as 'sgd', a torch optimizer, or a callable that builds one from the parameters"
 _HYPERGRADIENT = "a name such as 'cg', a built hypergradient, or null"
+
+
+def _is_loss(given: Mapping[str, Any], loss: Any) -> bool:
+    if loss is None:
+        return is_lightning_module(given["module"])
+    return callable(loss) and not isinstance(loss, type)
 
 
 def _is_role(value: Any) -> bool:

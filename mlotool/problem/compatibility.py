@@ -41,6 +41,7 @@ class Case:
         is_traced: its gradient is to run as a traced program.
         is_fused: its gradients are to run as a program of several runs.
         module: what it trains.
+        takes_steps: its loss is the training_step of a LightningModule.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Case:
     is_traced: bool = False
     is_fused: bool = False
     module: Any = None
+    takes_steps: bool = False
 
 
 def _has(part: str, attribute: str) -> Callable[[Case], bool]:
@@ -107,6 +109,7 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
     "parallel.processes": lambda case: case.parallel is not None and case.parallel.is_divided,
     "drawn paths": _has("module", "has_paths"),
     "statistics: path": _has("module", "has_path_statistics"),
+    "training_step": lambda case: case.takes_steps,
     "complex parameters": _has_complex,
     "sparse gradients": _steps_sparsely,
     "line search": lambda case: case.optimizer is not None and needs_closure(case.optimizer),
@@ -212,6 +215,9 @@ REFUSED: tuple[Row, ...] = (
     Row("parallel.processes", "gradient_clip_norm", "no process has the whole gradient", "gradient_clip_norm", "null"),
     Row("parallel.processes", "same_batch_as", "all stages need the same samples", "same_batch_as", "null"),
     Row("parallel.processes", "solutions in its gradient", _ONE_PROCESS, "parallel.processes", "false"),
+    Row("training_step", "compile", "torch.compile sees the forward alone", "compile", "false"),
+    Row("training_step", "shard", "shards are gathered for the forward alone", "shard", "false"),
+    Row("training_step", "parallel", _STAGES, "parallel", "null"),
     Row("complex parameters", "hypergradient", "{algorithm} computes with real numbers", "module", _REAL),
     Row("complex parameters", "optimizer_roles", "such steps are of real numbers", "module", _REAL),
     Row("tasks", "sparse gradients", "torch.vmap has none", "module", "layers without sparse=True, and no SparseAdam"),

@@ -16,13 +16,16 @@ from mlotool.core.arguments import require
 from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule, Slots, compile_module
 from mlotool.core.errors import RunError
 from mlotool.core.gradient import autocast
+from mlotool.core.lightning_module import LightningEvaluation, collected_logs, is_lightning_module
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.unchanged import SameObjects, deep_copy
+from mlotool.losses.lightning import training_step
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.batches import mixed_seed
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.description import facts_of, formula_of
 from mlotool.problem.interface import AbstractHypergradient
+from mlotool.problem.lightning import StandInTrainer, check_lightning_module, configured
 from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, OptimizerStep
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
@@ -66,7 +69,8 @@ class Problem:
     Args:
         name: its name in the graph.
         module: holds theta: the parameters that require a gradient now. Frozen ones go along as constants.
-        loss: `f(batch, *, <roles>) -> Tensor | LossOutput`, pure.
+        loss: `f(batch, *, <roles>) -> Tensor | LossOutput`, pure. Of a LightningModule it may be left out, and
+            is its `training_step`; without an optimizer its `configure_optimizers` gives it, and the scheduler.
         roles: by keyword of the loss, a problem's name, or `{"problem": name, "mode": "train" | "eval"}`.
         stream: where its batches come from: a Stream, or a DataLoader, which becomes one with a seed of the name; None
             calls the loss with `batch=None`.
@@ -95,7 +99,7 @@ class Problem:
         self,
         name: str,
         module: nn.Module,
-        loss: LossFunction,
+        loss: LossFunction | None = None,
         *,
         roles: Mapping[str, str | Mapping[str, str]] | None = None,
         stream: "Stream | DataLoader[Any] | None" = None,
@@ -111,11 +115,16 @@ class Problem:
             stream = Stream(stream, seed=mixed_seed(name))
         # Here these are the arguments, and nothing else.
         check_problem(locals())
-        self.name = name
+        self.name, self.num_steps = name, 0
         self.settings = ProblemSettings.of(name, settings)
         check_module(name, module)
-        check(Case(name, self.settings, parallel, module=module))
+        takes_steps = loss is None
+        if loss is None:
+            check_lightning_module(name, module)
+            loss, roles = training_step, {"model": name}
+        check(Case(name, self.settings, parallel, module=module, takes_steps=takes_steps))
         self.module, self.parallel, self.loss, self.stream = module, parallel, loss, stream
+        self.trainer = StandInTrainer(self) if is_lightning_module(module) else None
         if self.settings.tasks is not None:
             stack_parameters(name, module, self.settings.tasks)
         self.shards: Shards | None = None
@@ -131,13 +140,16 @@ class Problem:
             parallel.attach(name, module)
             parallel.check_data(getattr(stream, "dataset", None))
         makes_optimizer = optimizer_of(name, optimizer, lr)
+        if self.trainer is not None and makes_optimizer is None:
+            makes_optimizer, own = configured(name, module, self.trainer, self.settings)
+            scheduler = scheduler or (None if own is None else lambda _: own)
         self.optimizer_step = OptimizerStep(name, self.theta, makes_optimizer, scheduler, self.settings)
         check(Case(name, self.settings, parallel, self.optimizer, self.scheduler))
         self._bind()
         is_by_default = hypergradient is None and parallel is not None
         algorithm = parallel.default_hypergradient() if is_by_default and parallel else hypergradient
         self.hypergradient: AbstractHypergradient | None = hypergradient_of(name, algorithm)
-        self.num_steps, self.trajectory = 0, Trajectory()
+        self.trajectory = Trajectory()
         is_reset = self.settings.reset_to == "initial"
         self.initial = tuple(tensor.clone() for tensor in self.constants().values()) if is_reset else ()
 
@@ -167,7 +179,15 @@ class Problem:
         return ProblemNode({role: value.problem for role, value in self.roles.items()}, other_uses)
 
     def evaluated(self, batch: Any, roles: Mapping[str, BoundModule]) -> LossOutput:
-        """Return its loss, which is called in its precision."""
+        """Return its loss, which is called in its precision; what LightningModules log in it are metrics."""
+        if not any(role.logs for role in roles.values()):
+            return self._evaluated(batch, roles)
+        with collected_logs() as logged:
+            output = self._evaluated(batch, roles)
+        values = {key: value.detach() for key, value in logged.items()}
+        return LossOutput(output.loss, lambda: {**values, **output.metrics}) if values else output
+
+    def _evaluated(self, batch: Any, roles: Mapping[str, BoundModule]) -> LossOutput:
         if self.settings.precision == "fp32":
             return LossOutput.of(self.loss(batch, **roles))
         with autocast(self.settings.precision, next(iter(self.theta.values())).device):
@@ -310,6 +330,8 @@ class Problem:
         others = (self.compiled, self.rematerialized)
         # Not by truth, which a module may define.
         self._call: Callable[..., Any] = next((other for other in others if other is not None), self.module)
+        if self.trainer is not None:
+            self._call = LightningEvaluation(self.module, self._call, self.trainer)
         self._step_call: Callable[..., Any] = self._call if self.parallel is None else self.parallel
 
     def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:

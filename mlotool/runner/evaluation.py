@@ -22,7 +22,7 @@ from mlotool.config.schema import MAX_NAME, is_plain_name
 from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
-from mlotool.core.loss_output import LossOutput
+from mlotool.core.loss_output import RESERVED, LossOutput
 from mlotool.core.messages import did_you_mean, kind_of
 from mlotool.core.private import NormBase, tree_map
 from mlotool.core.unchanged import is_unchanged, snapshot
@@ -619,9 +619,6 @@ def _as_array(value: Any) -> Any:
     # numpy has no such numbers.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
-
-# What is logged of a problem beside the metrics of its loss.
-RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
 
 _NOT_REPEATABLE = (
     "problems.{name}.stream: a sample was another one when it was read again with the same random numbers; expected "

@@ -48,6 +48,10 @@ class TickPlan:
         """Return where the round ends that goes on after `tick`."""
         return min(_next_multiple(tick, self.round_ticks), self.max_ticks)
 
+    def num_rounds(self, tick: int, *, is_pending: bool) -> int:
+        """Return the rounds that have ended; the one that ends at `tick` has not while its evaluations are pending."""
+        return max(tick - is_pending, 0) // self.round_ticks
+
     def chunk_end(self, tick: int) -> int:
         """Return where the chunk ends that begins after `tick`."""
         evaluations = (_next_multiple(tick, interval) for interval in self.evaluation_intervals.values())

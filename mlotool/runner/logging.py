@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from mlotool.config.composition import plain
+from mlotool.config.schema import wandb_mode
 from mlotool.core.errors import ConfigError
 from mlotool.folders.files import cannot_write
 from mlotool.folders.metrics_file import MetricsFile
@@ -99,7 +100,12 @@ class MetricLog(Logger):
         self.log(self._tick(), {key: float(value) for key, value in metrics.items()})
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        """Leave them: config.yaml has them."""
+        """Leave them: the loggers have the config."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Tell the loggers of a checkpoint of a ModelCheckpoint, which some of them upload."""
+        for logger in self.loggers:
+            logger.after_save_checkpoint(checkpoint_callback)
 
 
 @contextmanager
@@ -124,11 +130,17 @@ def open_loggers(
     kept, logging.raiseExceptions = logging.raiseExceptions, False
     ends: list[Callable[[], object]] = []
     try:
-        if settings.wandb and settings.mode != "disabled":
-            run = _start_wandb(config, folder, problems)
+        mode = wandb_mode(settings.mode, settings.wandb)
+        if mode is not None:
+            run = _start_wandb(config, folder, problems, mode)
             ends.append(lambda: run.finish(exit_code=int(status == "failed")))
             # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
             loggers.append(WandbLogger(experiment=run, save_dir=folder.path))
+        for logger in others:
+            try:
+                logger.log_hyperparams(plain(config))
+            except Exception as error:
+                _warn_of_logger(type(logger).__name__, "does not take the config", error)
         if settings.tensorboard:
             loggers.append(_tensorboard_logger(folder.path, resumed_at))
         yield loggers
@@ -153,11 +165,11 @@ def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
     )
 
 
-def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str]) -> Any:
+def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], mode: Any) -> Any:
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
-    mode, run_dir, sweep = config.logger.mode, folder.path, SweepFolder(folder.path.absolute().parent)
+    run_dir, sweep = folder.path, SweepFolder(folder.path.absolute().parent)
     try:
         run = wandb.init(
             project=config.logger.project,

@@ -263,6 +263,7 @@ class Session(LightningModule):
             self.on_load_checkpoint(checkpoint)
             has_stopped = checkpoints.restore_callbacks(callbacks, checkpoint)
         advance_clock(trainer, self.schedule.num_ticks)
+        set_epoch(trainer, self.plan.num_rounds(self.schedule.num_ticks, is_pending=self._is_pending))
         self._seat.join(self.schedule)
         is_done = self.schedule.num_ticks >= self.plan.max_ticks and not self._is_pending
         return trainer, has_stopped or is_done
@@ -594,6 +595,12 @@ def advance_clock(trainer: Trainer, num_ticks: int) -> None:
     counter is private API; a test holds the contract.
     """
     trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_by(num_ticks)
+
+
+def set_epoch(trainer: Trainer, num_rounds: int) -> None:
+    """Make `trainer.current_epoch` go on after so many rounds; private API, as above."""
+    current: Any = trainer.fit_loop.epoch_progress.current
+    current.ready = current.started = current.processed = current.completed = num_rounds
 
 
 def _check_scheduler(problem: Problem, objective: Objective) -> None:

@@ -60,6 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"settings": {name: value}} for name, value in SETTINGS.items()},
     "shard: true": {"settings": {"shard": True}},
     "precision: fp16": {"settings": {"precision": "fp16"}},
+    "training_step": {"takes_steps": True},
     "complex parameters": {"module": nn.Linear(1, 1, dtype=torch.complex64)},
     "sparse gradients": {"module": nn.Embedding(2, 2, sparse=True)},
     "drawn paths": {"module": drawing()},

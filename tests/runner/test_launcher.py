@@ -81,7 +81,7 @@ def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str,
 def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
     """The same numbers as on one rank, up to float32's rounding in the finite differences."""
     words = ("debug=fast", "runner.log_every=1")
-    code, out, err = run_forked(tmp_path, "+recipe=mwn", *words, "runner.devices=2")
+    code, out, err = run_forked(tmp_path, "+recipe=mwn", *words, "logger=wandb", "runner.devices=2")
     assert code == 0, err
     assert out.count("run folder") == 1
     folder = only(tmp_path, "outputs/mwn/*")

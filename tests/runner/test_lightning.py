@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.loggers import Logger
 from rich.console import Console
 
 from mlotool.cli.main import main
 from mlotool.core.errors import ConfigError, NonFiniteLossError, WriteError
 from mlotool.folders.safe_files import check_tree
 from mlotool.runner import RunResult, logging
-from tests.runner.test_run_config import LossThat, logged
+from tests.runner.test_run_config import LossThat, logged, read_metrics
 
 Run = Callable[..., RunResult]
 
@@ -84,7 +86,7 @@ def test_each_problem_has_its_own_axis_in_wandb(tiny_run: Run, fake_wandb: tuple
 def test_a_resumed_run_is_the_same_run_of_wandb(
     tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]], tmp_path: Path, mode: str, resume: str | None
 ) -> None:
-    changes = {"debug.limit_ticks": 5, "logger.wandb": True, "logger.mode": mode}
+    changes = {"debug.limit_ticks": 5, "logger.wandb": None, "logger.mode": mode}
     first = tiny_run(changes).output_dir
     assert "id" not in fake_wandb[1]
     for part in ("20260102_000000-abcd", "20260103_000000-abcd"):
@@ -236,6 +238,59 @@ def test_lightnings_own_callbacks_work(tiny_run: Run, tmp_path: Path) -> None:
     assert max(logged(result.output_dir, "val/accuracy")) < 200
 
 
+class Counting(Callback):
+    """Records what Lightning counts: at the end of each chunk and of each round."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert batch[1] == trainer.global_step == module.global_step
+        self.seen.append(("batch", trainer.global_step, trainer.current_epoch))
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.seen.append(("epoch", trainer.global_step, trainer.current_epoch))
+
+
+class Recording(Logger):
+    """A logger in the form of MLflow's: it sends each value with its step, and is told how the run ended."""
+
+    name, version = "recording", "0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[int | None, dict[str, float]]] = []
+        self.hyperparameters: dict[str, Any] = {}
+        self.status = ""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.sent.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        self.hyperparameters = dict(params)
+
+    def finalize(self, status: str) -> None:
+        self.status = status
+
+
+def test_callbacks_and_loggers_get_the_ticks_also_after_a_resume(tiny_run: Run) -> None:
+    counting, recording = Counting(), Recording()
+    folder = tiny_run(callbacks=[counting], loggers=[recording]).output_dir
+    again, more = Counting(), Recording()
+    tiny_run({"runner.max_ticks": 30}, callbacks=[again], loggers=[more], resume=str(folder))
+    rounds = [[("batch", 10 * k + 8, k), ("batch", 10 * k + 10, k), ("epoch", 10 * k + 10, k)] for k in range(3)]
+    assert counting.seen == [*rounds[0], *rounds[1]]
+    assert again.seen == rounds[2]
+    # Each value of metrics.csv, at its tick, once.
+    sent = [(tick, key, value) for tick, values in (*recording.sent, *more.sent) for key, value in values.items()]
+    # The test split was evaluated at the end of both, and its first values are gone from the file.
+    written = [(tick, key, pytest.approx(value)) for tick, key, value in read_metrics(folder)]
+    assert [entry for entry in sent if "test" not in entry[1]] == [entry for entry in written if "test" not in entry[1]]
+    assert {tick for tick, values in more.sent if "classifier/loss" in values} == {25, 30}
+    assert recording.hyperparameters["runner"]["max_ticks"] == 20
+    assert (recording.status, more.status) == ("success", "success")
+
+
 class Ending(Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         trainer.should_stop = True
@@ -248,13 +303,14 @@ def test_a_callback_may_end_a_run_before_its_first_evaluation(tiny_run: Run) -> 
 
 CSV = "{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged}"
 MONITOR = "{_target_: pytorch_lightning.callbacks.LearningRateMonitor, logging_interval: step}"
-WORDS = ("plain", "logger=csv", "runner.progress_bar=false", "runner.report=false", "hydra.run.dir=run")
+WORDS = ("plain", "runner.progress_bar=false", "runner.report=false", "hydra.run.dir=run")
 
 
 def test_a_config_brings_callbacks_loggers_and_settings_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it would raise: nothing asks for W&B
     Path("mine.yaml").write_text(f"# @package _global_\ndefaults: [plain, _self_]\nlogger: {{loggers: [{CSV}]}}\n")
     words = ["mine.yaml", *WORDS[1:], "runner.max_ticks=4", "evaluate.splits.val=2", f"runner.callbacks=[{MONITOR}]"]
     assert main(["run", *words, "runner.trainer={profiler: simple, enable_model_summary: true}"]) == 0
