@@ -15,6 +15,7 @@ from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, is_command_line
 from mlotool.core.user_code import user_code
+from mlotool.folders import hub
 from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program
 from mlotool.runner.checkpoint import fitting, newest_first, read_checkpoint
@@ -34,6 +35,7 @@ def load(
     checkpoint: str = "best",
     *,
     trust: Sequence[str] = (),
+    allow_hub: bool = False,
     overrides: Sequence[str] = (),
 ) -> nn.Module:
     """Return the module of a problem as a run left it, on the CPU and in eval mode.
@@ -43,6 +45,7 @@ def load(
         problem: the problem's name.
         checkpoint: "best" or "last".
         trust: packages of yours whose code the run uses.
+        allow_hub: whether models and tokenizers that the run names on the Hugging Face Hub may be fetched from there.
         overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
     Raises:
@@ -55,6 +58,8 @@ def load(
         classifier = mlotool.load("outputs/mwn/2026-01-31_12-00-00", "classifier")
     """
     require(isinstance(problem, str), "load.problem", problem, "one problem's name", "Load one after the other.")
+    if allow_hub:
+        hub.allow_hub()
     built, _ = _rebuild("load", run_dir, checkpoint, trust, overrides)
     problems = built.program.problems
     if problem not in problems:
@@ -71,6 +76,7 @@ def evaluate(
     checkpoint: str = "best",
     *,
     trust: Sequence[str] = (),
+    allow_hub: bool = False,
     overrides: Sequence[str] = (),
 ) -> dict[str, float]:
     """Return `<split>/<metric>` for the metrics of the recipe's `evaluate`.
@@ -80,6 +86,7 @@ def evaluate(
         split: a split of the recipe's data, evaluated in the run or not.
         checkpoint: "best" or "last".
         trust: packages of yours whose code the run uses.
+        allow_hub: whether models and tokenizers that the run names on the Hugging Face Hub may be fetched from there.
         overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
     Raises:
@@ -88,6 +95,8 @@ def evaluate(
         CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
     """
     require(isinstance(split, str), "evaluate.split", split, "one split's name", "Evaluate one after the other.")
+    if allow_hub:
+        hub.allow_hub()
     built, config = _rebuild("evaluate", run_dir, checkpoint, trust, overrides)
     evaluator = make_evaluator(config, built)
     if evaluator is None:
