@@ -42,6 +42,12 @@ def narrow(*names: str) -> list[str]:
     return [f"problems.{name}.{size}" for name in names for size in ("width=16", "hidden=32", "num_heads=2")]
 
 
+def other_model(problem: str, option: str) -> list[str]:
+    """Return what puts a model of ours in the place of one of Hugging Face, whose packages need not be there."""
+    deleted = ("config", *(["lora"] if problem == "model" else []))
+    return [f"model@problems.{problem}.module={option}", *(f"~problems.{problem}.module.{key}" for key in deleted)]
+
+
 # On data that has to be downloaded, or more of it than a test needs: on the embedded one here, with a model for it.
 ELSEWHERE = {
     **{f"layerparallel_{name}": SHALLOW for name in ("imagenet", "lagrangian", "penalty")},
@@ -55,6 +61,7 @@ ELSEWHERE = {
     ],
     # On a small model and short texts.
     **{name: [*SHORT, *narrow("model.module")] for name in ("lm_data_mixture", "lm_learning_rate", "lm_plain")},
+    "lm_lora_data_mixture": [*SHORT, *other_model("model", "decoder"), *narrow("model.module")],
     "lm_loss_weighting": [*SHORT, *narrow("model.module", "weigher.module.decoder")],
     "lm_maml": [*EPISODES, *narrow("meta.module", "learner.module")],
     "lm_plain_start": [*EPISODES, *narrow("meta.module")],
@@ -70,6 +77,7 @@ ELSEWHERE = {
         *(*SHORT, *(f"model@problems.{name}.module=decoder" for name in ("meta", "learner"))),
         *narrow("meta.module", "learner.module"),
     ],
+    "text_cleaning": other_model("classifier", "text_transformer"),
     "mwn_text_paper": [
         *("data=synthetic_text", "~data.tokenizer", "model@problems.classifier.module=text_transformer"),
         "problems.classifier.accumulate_batches=2",

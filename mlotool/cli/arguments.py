@@ -13,6 +13,7 @@ from mlotool import config
 from mlotool.config.recipes import recipe_argument
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.folders import hub
 
 Task = Callable[[Any], float | None]
 
@@ -60,11 +61,21 @@ def recipe_parser(verb: str, description: str | None) -> VerbParser:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust."""
+    """Add --trust, and --allow-hub, which holds from then on."""
     parser.add_argument(
         "--trust", action="append", default=[], metavar="PACKAGE",
         help="let recipes use a Python package of yours; may be given more than once",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-hub", action=_AllowHub, nargs=0, default=False,
+        help="let models and tokenizers be named as on the Hugging Face Hub, and fetch them from there",
+    )  # fmt: skip
+
+
+class _AllowHub(argparse.Action):
+    def __call__(self, parser: Any, namespace: argparse.Namespace, *_: Any) -> None:
+        setattr(namespace, self.dest, True)
+        hub.allow_hub()
 
 
 _RECIPE_KEY = re.compile(r"^\+{0,2}recipe=(?P<value>.*)$", re.DOTALL)

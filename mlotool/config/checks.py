@@ -22,6 +22,7 @@ from mlotool.config.unknown_keys import value_faults
 from mlotool.config.user_data import built_data, split_of
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import fault_list
+from mlotool.folders import hub
 from mlotool.folders.documents import leaves
 from mlotool.folders.files import at_home
 from mlotool.folders.run_folder import RunFolder
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Any]
 # Keys of nodes that name files or folders which have to be there.
-PLACES = ("root", "folder", "tokenizer", "parameters_file")
+PLACES = ("root", "folder", *hub.KEYS, "parameters_file")
 
 MAX_SAMPLES = 200_000
 MAX_NUMBERS = 200_000_000
@@ -143,7 +144,10 @@ def _missing_places(key: str, node: Values) -> list[str]:
     return [
         place
         for place, value in leaves(node, key)
-        if place.rpartition(".")[2] in PLACES and isinstance(value, str) and not at_home(value).exists()
+        if place.rpartition(".")[2] in PLACES
+        and isinstance(value, str)
+        and not at_home(value).exists()
+        and not (place.rpartition(".")[2] in hub.KEYS and hub.is_allowed() and hub.is_name(value))
     ]
 
 

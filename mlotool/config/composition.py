@@ -30,6 +30,7 @@ from mlotool.config.user_data import TELLING, fill_data
 from mlotool.core.arguments import require, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.folders import hub
 from mlotool.folders.documents import ends, read_document
 
 CONFIG_NAME = "config"
@@ -38,12 +39,18 @@ VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.
 _TARGET = "_target_"
 # Nodes with keys that have their names from users.
 _OPEN = ("evaluate", "graph", "analyses", DECISIONS_KEY)
+# By split and domain of the user's.
+_SHARES = "data.shares."
 
 _origins: dict[int, Origin] = {}
 
 
 def compose(
-    recipe: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, trust: Sequence[str] = ()
+    recipe: str | os.PathLike[str] | None,
+    overrides: Sequence[str] = (),
+    *,
+    trust: Sequence[str] = (),
+    allow_hub: bool = False,
 ) -> DictConfig:
     """Compose a config with Hydra: built-in defaults, then the recipe, then the overrides.
 
@@ -53,6 +60,8 @@ def compose(
         overrides: as on the command line.
         trust: packages of yours that the recipe may name, from now on in this process; found in the working directory
             or on the import path.
+        allow_hub: whether models and tokenizers may be named as on the Hugging Face Hub, and be fetched from there,
+            from now on in this process.
 
     Returns:
         The config; interpolations are resolved where they are read.
@@ -70,6 +79,8 @@ def compose(
     require_texts("compose.overrides", overrides, "seed=1")
     require_texts("compose.trust", trust, "mymodels")
     trust_all(trust)
+    if allow_hub:
+        hub.allow_hub()
     argument, folders = recipes.recipe_argument(recipe)
     path = _recipe_path(recipe, overrides, folders)
     with sources(folders):
@@ -80,7 +91,7 @@ def compose(
         with open_dict(config):
             del config["hydra"]
         finish(config, choices, overrides)
-    trusting = f", trust={list(trust)!r}" if trust else ""
+    trusting = (f", trust={list(trust)!r}" if trust else "") + (", allow_hub=True" if allow_hub else "")
     call = f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}{trusting}))"
     # By identity, not in a WeakKeyDictionary: a DictConfig's hash is that of its values, which may be changed.
     _origins[id(config)] = Origin(call, tuple(overrides), path)
@@ -173,7 +184,8 @@ def _hydra_word(override: Override) -> str:
     if (first, rest) == (DECISIONS_KEY, "") and all(isinstance(item, str | QuotedString) for item in values):
         return f"{FOLDER_KEY}={word.partition('=')[2]}"
     is_node = any(isinstance(item, dict) and (_TARGET in item or first in _OPEN) for item in values)
-    return f"++{word}" if is_node or (first == DECISIONS_KEY and rest) else word
+    is_named = (first == DECISIONS_KEY and rest) or f"{override.key_or_group}.".startswith(_SHARES)
+    return f"++{word}" if is_node or is_named else word
 
 
 def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -206,6 +218,9 @@ def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str])
     fill_decisions(config)
     with config_errors():
         fill_data(config)
+    for key, source in hub.names_in(OmegaConf.to_container(config, resolve=False)) if hub.is_allowed() else ():
+        # The same files wherever the run goes on, or is evaluated.
+        OmegaConf.update(config, key, hub.pinned(key, source))
 
 
 def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
@@ -223,13 +238,11 @@ def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
         items = value if isinstance(value, list) else [value]
         is_value = all(isinstance(item, int | float | str) for item in items) and "${" not in str(value)
         is_value = is_value and not (is_boolean(key) and not isinstance(value, bool))
-        # What the data tell may depend on it.
-        is_free = (
-            not (key.startswith("data.") and config.data.get(_TARGET) == TELLING)
-            and key not in GROUPS
-            and key.partition(".")[0] not in (DECISIONS_KEY, FOLDER_KEY, "hydra")
-        )
         above, _, name = key.rpartition(".")
+        is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS_KEY, FOLDER_KEY, "hydra")
+        is_free = is_free and name not in hub.KEYS
+        # What the data tell may depend on it.
+        is_free = is_free and not (key.startswith("data.") and config.data.get(_TARGET) == TELLING)
         node = OmegaConf.select(copied, above, throw_on_resolution_failure=False) if above else copied
         is_there = OmegaConf.is_dict(node) and name in node and not name.startswith("_")
         is_leaf = is_there and not OmegaConf.is_dict(OmegaConf.select(node, name, throw_on_resolution_failure=False))

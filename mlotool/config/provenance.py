@@ -13,7 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 import mlotool
+from mlotool.folders import hub
 from mlotool.folders.run_folder import RunFolder
 
 PACKAGES = (
@@ -54,10 +57,13 @@ def write_provenance(folder: RunFolder, config: Any, origin: Origin) -> None:
         origin: where it came from.
     """
     device = config.runner.accelerator
+    named = hub.names_in(OmegaConf.to_container(config)) if hub.is_allowed() else ()
     record = {
         "command": origin.command,
         "overrides": list(origin.overrides),
         **{key: config[key] for key in ("inherit", "decisions_from") if config.get(key) is not None},
+        # Each with its commit.
+        **({"hub": names} if (names := sorted({name for _, name in named})) else {}),
         "recipe_path": None if origin.recipe_path is None else str(origin.recipe_path),
         "git": origin.git or repositories(),
         **_surroundings(device),

@@ -20,7 +20,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mlotool.config import recipes, safety
+from mlotool.config import derived, recipes, safety
 from mlotool.config.recipes import FOLDER, GROUP, SUFFIX, own_option, package_dir, recipe_file
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
@@ -48,6 +48,7 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     plugins = Plugins.instance()
     for plugin in (Source, SearchPath):
         plugins.register(plugin)
+    derived.register()
     store = ConfigStore.instance()
     # Hydra 1.4 warns where a name is stored again.
     if f"{SCHEMA}{SUFFIX}" not in store.repo:

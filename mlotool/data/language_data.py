@@ -19,6 +19,7 @@ from mlotool.core.settings import Count, NonNegative, Rounds, Seed, target
 from mlotool.data.splits import AbstractData, Sizes, check_literal, require_known
 from mlotool.data.text_data import load_tokenizer
 from mlotool.folders.files import at_home
+from mlotool.folders.texts import files_by_domain
 
 # n: windows, b: batch, t: length of a window
 
@@ -124,10 +125,11 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         _log.info("The text of %s has the SHA-256 %s.", ", ".join(texts), self.sha256)
         for split in self.shares or ():
             require_known("data.shares", split, tuple(self.sizes))
-        counts = {name: apportion(int(size), self._shares_of(name)) for name, size in self.sizes.items() if size}
+        counts = self._counts(self.sizes)
+        self._check_sizes({name: len(text) // (self.length + 1) for name, text in texts.items()})
         places = [
-            self._stretches(name, len(text), {split: counts[split][number] for split in counts}, number)
-            for number, (name, text) in enumerate(texts.items())
+            self._stretches(len(text), {split: counts[split][number] for split in counts}, number)
+            for number, text in enumerate(texts.values())
         ]
         begins = [0, *np.cumsum([len(text) for text in texts.values()])[:-1].tolist()]
         tokens, datasets = torch.cat(list(texts.values())), {}
@@ -137,6 +139,37 @@ class AbstractLanguageData(AbstractData[TextWindows]):
             datasets[split] = TextWindows(tokens, torch.cat(starts), domain, self.length)
         super().__init__(datasets)
 
+    def _counts(self, sizes: Sizes) -> dict[str, list[int]]:
+        """Return by split the number of windows of each domain."""
+        return {name: apportion(int(size), self._shares_of(name)) for name, size in sizes.items() if size}
+
+    def _check_sizes(self, there: Mapping[str, int]) -> None:
+        """Refuse sizes that texts cannot give, for all domains at once, and say sizes that they can.
+
+        Args:
+            there: number of windows by domain.
+        """
+        wanted = self._wanted(self.sizes)
+        short = [name for name in there if wanted[name] > there[name]]
+        if not short:
+            return
+        fitting, scale = dict(self.sizes), min(there[name] / wanted[name] for name in short)
+        # Windows are whole, so what is rounded up may still be one too many.
+        while any(self._wanted(fitting)[name] > there[name] for name in there) and scale > 0:
+            fitting = {name: int(size * scale) for name, size in self.sizes.items()}
+            scale = scale * 0.99 if any(fitting.values()) else 0.0
+        sizes = f"{{{', '.join(f'{name}: {size}' for name, size in fitting.items())}}}"
+        found, most = (" and ".join(f"{number[name]} of '{name}'" for name in short) for number in (wanted, there))
+        advice = f"Set data.sizes='{sizes}', lower data.length, or change data.shares."
+        raise ConfigError(
+            f"data.sizes: found {found}, in windows of data.length + 1 = {self.length + 1} tokens; expected at most "
+            f"{most}, as the texts have no more. {advice if all(fitting.values()) else 'Lower data.length.'}"
+        )
+
+    def _wanted(self, sizes: Sizes) -> dict[str, int]:
+        counts = self._counts(sizes).values()
+        return {name: sum(of_split[number] for of_split in counts) for number, name in enumerate(self.domains or ())}
+
     def _shares_of(self, split: str) -> list[float]:
         domains = tuple(self.domains or ())
         shares = (self.shares or {}).get(split) or dict.fromkeys(domains, 1.0)
@@ -145,13 +178,10 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         require(sum(shares.values()) > 0, f"data.shares.{split}", shares, "a share above 0")
         return [float(shares.get(name, 0.0)) for name in domains]
 
-    def _stretches(self, domain: str, num_tokens: int, counts: Mapping[str, int], number: int) -> dict[str, Tensor]:
+    def _stretches(self, num_tokens: int, counts: Mapping[str, int], number: int) -> dict[str, Tensor]:
         """Return by split where its windows of one domain begin in that domain's text."""
-        num_windows, wanted = num_tokens // (self.length + 1), sum(counts.values())
-        expected = f"at most {num_windows}, as its {num_tokens} tokens have no more of data.length + 1"
-        advice = "Lower data.sizes or data.length."
-        require(wanted <= num_windows, f"data.sizes: windows of '{domain}'", wanted, expected, advice)
-        if not wanted:
+        num_windows = num_tokens // (self.length + 1)
+        if not any(counts.values()):
             return {split: torch.empty(0, dtype=torch.int64) for split in counts}
         first = int(np.random.default_rng([self.seed, number]).integers(num_windows))
         order = (torch.arange(num_windows) + first) % num_windows * (self.length + 1)
@@ -283,21 +313,16 @@ def _read(path: Path, pattern: str) -> dict[str, list[bytes]]:
     """Return the documents by domain, both in the order of their names."""
     require(path.exists(), "data.path", str(path), "a text file that exists, or a folder with some")
     try:
-        files = [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
-        texts = {file: file.read_bytes() for file in files}
+        files = files_by_domain(path, pattern)
+        documents = {domain: [file.read_bytes() for file in of_domain] for domain, of_domain in files.items()}
     except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"data.path={path}: {str(error) or 'the pattern is none'}, with data.pattern={pattern!r}; expected text "
             "files that can be read. Correct their rights, or set data.pattern='**/*.txt'."
         ) from error
-    documents: dict[str, list[bytes]] = {}
-    for file, text in texts.items():
-        inner = file.relative_to(path).parts if path.is_dir() else ()
-        if text:
-            documents.setdefault(inner[0] if len(inner) > 1 else path.absolute().stem, []).append(text)
     expected = f"text in it, in files that match data.pattern={pattern}"
     require(bool(documents), "data.path", str(path), expected, "Correct data.path or data.pattern.")
-    return dict(sorted(documents.items()))
+    return documents
 
 
 def _tokenized(tokenizer: Any, documents: Sequence[bytes]) -> Tensor:

@@ -19,7 +19,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, Rounds, Seed, Whole
 from mlotool.data import splits
 from mlotool.data.splits import AbstractData, ImbalanceFactor, InMemoryTensors
-from mlotool.folders.files import at_home
+from mlotool.folders import hub
 
 # n: texts, t: length in tokens
 
@@ -71,10 +71,10 @@ def split_words(text: str) -> list[str]:
 
 
 class LocalTokenizer:
-    """A Hugging Face tokenizer from a folder on this machine; nothing is downloaded.
+    """A Hugging Face tokenizer for texts of one length.
 
     Args:
-        path: the folder, as `save_pretrained` writes it.
+        path: the folder, as `save_pretrained` writes it; or a name on the Hub that the user has allowed.
         vocabulary_size: of the models, at least its number of tokens.
 
     Raises:
@@ -94,14 +94,26 @@ class LocalTokenizer:
 
 
 def load_tokenizer(path: str, vocabulary_size: int) -> Any:
-    """Return the Hugging Face tokenizer of a folder on this machine; nothing is downloaded, no code of it is run.
+    """Return the Hugging Face tokenizer of a folder, no code of which is run.
 
     Args:
-        path: the folder, as `save_pretrained` writes it.
+        path: the folder, as `save_pretrained` writes it; or a name on the Hub that the user has allowed.
         vocabulary_size: of the models, at least its number of tokens.
 
     Raises:
         ConfigError: transformers is not installed, there is no tokenizer in the folder, or it has too many tokens.
+    """
+    tokenizer = read_tokenizer(path)
+    expected = f"at least {len(tokenizer)}, the tokens of data.tokenizer={path}"
+    require(len(tokenizer) <= vocabulary_size, "data.vocabulary_size", vocabulary_size, expected)
+    return tokenizer
+
+
+def read_tokenizer(path: str) -> Any:
+    """Return the Hugging Face tokenizer of a folder, or of a name on the Hub that the user has allowed.
+
+    Raises:
+        ConfigError: transformers is not installed, or there is no tokenizer.
     """
     try:
         from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]
@@ -110,20 +122,15 @@ def load_tokenizer(path: str, vocabulary_size: int) -> Any:
             f"data.tokenizer={path} needs transformers, which is not installed; expected it, or data.tokenizer=null. "
             "Run pip install 'mlotool[text]'."
         ) from error
-    folder = at_home(path)
+    # Transformers would take a folder that is missing for a name on the Hub.
+    folder = hub.folder_of("data.tokenizer", path)
     try:
-        # Transformers takes a folder that is missing for a name on its Hub, and says that it cannot connect.
-        if not folder.is_dir():
-            raise FileNotFoundError("there is no such folder")
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"data.tokenizer={path}: no tokenizer could be read ({str(error).splitlines()[0]}); expected a folder with "
             "tokenizer.json, as save_pretrained writes it. Correct data.tokenizer, or set it to null."
         ) from error
-    expected = f"at least {len(tokenizer)}, the tokens of data.tokenizer={path}"
-    require(len(tokenizer) <= vocabulary_size, "data.vocabulary_size", vocabulary_size, expected)
-    return tokenizer
 
 
 # n: samples, m: labelers, k: classes

@@ -15,6 +15,7 @@ from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, is_command_line
 from mlotool.core.user_code import user_code
+from mlotool.folders import hub
 from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program
 from mlotool.runner.checkpoint import fitting, newest_first, read_checkpoint
@@ -35,6 +36,7 @@ def load(
     *,
     into: nn.Module | None = None,
     trust: Sequence[str] = (),
+    allow_hub: bool = False,
     overrides: Sequence[str] = (),
 ) -> nn.Module:
     """Return the module of a problem as a run left it, on the CPU and in eval mode.
@@ -46,6 +48,7 @@ def load(
         into: a module that gets the parameters and buffers, in eval mode and where it is; None builds that of the
             recipe. A run of `mlotool.fit` has no recipe.
         trust: packages of yours whose code the run uses.
+        allow_hub: whether models and tokenizers that the run names on the Hugging Face Hub may be fetched from there.
         overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
     Raises:
@@ -62,6 +65,8 @@ def load(
     if into is not None:
         require(isinstance(into, nn.Module), "load.into", into, "an nn.Module, built", "Give one of the same form.")
         return _loaded_into(into, Path(run_dir), problem, checkpoint)
+    if allow_hub:
+        hub.allow_hub()
     built, _ = _rebuild("load", run_dir, checkpoint, trust, overrides)
     problems = built.program.problems
     if problem not in problems:
@@ -101,6 +106,7 @@ def evaluate(
     checkpoint: str = "best",
     *,
     trust: Sequence[str] = (),
+    allow_hub: bool = False,
     overrides: Sequence[str] = (),
 ) -> dict[str, float]:
     """Return `<split>/<metric>` for the metrics of the recipe's `evaluate`.
@@ -110,6 +116,7 @@ def evaluate(
         split: a split of the recipe's data, evaluated in the run or not.
         checkpoint: "best" or "last".
         trust: packages of yours whose code the run uses.
+        allow_hub: whether models and tokenizers that the run names on the Hugging Face Hub may be fetched from there.
         overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
     Raises:
@@ -118,6 +125,8 @@ def evaluate(
         CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
     """
     require(isinstance(split, str), "evaluate.split", split, "one split's name", "Evaluate one after the other.")
+    if allow_hub:
+        hub.allow_hub()
     built, config = _rebuild("evaluate", run_dir, checkpoint, trust, overrides)
     evaluator = make_evaluator(config, built)
     if evaluator is None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 from itertools import combinations, product
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch, 
     assert tokenizer.encode(["a", "b"], 3).tolist() == [[7] * 3] * 2
     (tmp_path / "torn").mkdir()
     for name, size, words in (
-        ("absent", 30, r"no tokenizer could be read \(there is no such folder\); expected a folder"),
+        ("absent", 30, r"data\.tokenizer: found '.*absent', where no folder is; expected one"),
         ("torn", 30, r"no tokenizer could be read \(it is torn\); expected a folder"),
         ("", 29, r"data\.vocabulary_size: found 29; expected at least 30, the tokens of data\.tokenizer="),
     ):
@@ -414,12 +415,25 @@ def test_the_hash_is_of_the_text(folder: Path) -> None:
         ("", {"num_domains": 3}, r"data\.num_domains=3; expected 2, as there are high, low"),
         ("", {"shares": {"test": {"low": 1}}}, r"data\.shares: found 'test'; expected some of train"),
         ("", {"shares": {"train": {"lo": 1}}}, r"data\.shares\.train: found 'lo'; .*mean 'low'.* ~data\.shares"),
-        ("", {"sizes": {"train": 1000}}, r"data\.sizes: windows of 'high': found 500; expected at most"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder: Path, path: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TextFolder(str(folder / path), **({"sizes": {"train": 4}, "length": LENGTH} | options))
+
+
+def test_sizes_that_are_too_large_are_told_for_all_domains_at_once_with_some_that_fit(folder: Path) -> None:
+    options: dict[str, Any] = {"length": LENGTH, "shares": {"train": {"high": 1, "low": 2}}}
+    with pytest.raises(
+        ConfigError, match=r"found 340 of 'high' and 674 of 'low', in windows .* as the texts"
+    ) as caught:
+        TextFolder(str(folder), {"train": 1000, "val": 14}, **options)
+    [sizes] = re.findall(r"Set data\.sizes='\{train: (\d+), val: (\d+)\}'", str(caught.value))
+    train, val = map(int, sizes)
+    data = TextFolder(str(folder), {"train": train, "val": val}, **options)
+    assert len(data.split("train")) == train > 1
+    with pytest.raises(ConfigError, match=r"data\.sizes"):
+        TextFolder(str(folder), {"train": train + 3, "val": val}, **options)
 
 
 def test_a_tokenizer_in_place_of_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
