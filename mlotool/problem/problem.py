@@ -23,7 +23,6 @@ from mlotool.losses.lightning import training_step
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.batches import mixed_seed
 from mlotool.problem.compatibility import Case, check
-from mlotool.problem.description import facts_of, formula_of
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.lightning import StandInTrainer, check_lightning_module, configured
 from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, OptimizerStep
@@ -154,7 +153,8 @@ class Problem:
         self.initial = tuple(tensor.clone() for tensor in self.constants().values()) if is_reset else ()
 
     def __repr__(self) -> str:
-        return f"Problem '{self.name}': minimize {formula_of(self)}; {facts_of(self)}"
+        # A program says more of each of its problems.
+        return f"<Problem '{self.name}' of a {type(self.module).__name__}>"
 
     @property
     def optimizer(self) -> Optimizer | None:
