@@ -115,10 +115,8 @@ def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
     solution = torch.linalg.solve(HESSIAN, DATA.T @ (DATA**2 @ u) / len(DATA))
     assert torch.allclose(lower.module.x, solution, rtol=1e-6)
     assert max(taken[-NUM_BATCHES:]) < 1e-6
-    of_batches = [
-        torch.autograd.grad(built.internals.direct_loss("w", part).loss, lower.module.x)[0].norm()
-        for part in DATA.split(3)
-    ]
+    losses = [built.internals.direct_loss("w", part).loss for part in DATA.split(3)]
+    of_batches = [torch.autograd.grad(loss, lower.module.x)[0].norm() for loss in losses]
     assert float(min(of_batches)) > 0.1
 
 

@@ -152,7 +152,7 @@ def test_looking_moves_no_random_number() -> None:
         torch.manual_seed(0)
         made = program(noisy, square)
         if not looks:
-            made._looked_at.clear()
+            made.internals._looked_at.clear()
         run(made)
         ends.append((made.problems["lam"].theta["x"].detach().clone(), made.random.state_dict()["cpu"]))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
