@@ -1,6 +1,6 @@
 """When a run evaluates and logs: its stops, in ticks. When a checkpoint is due, `checkpoint.py` says."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,19 +84,20 @@ class ChunkLoader:
     Args:
         plan: where chunks and rounds end.
         schedule: counts the ticks.
-        is_pending: whether the evaluations of the schedule's tick are still to come: a first chunk without ticks.
+        is_pending: returns whether the evaluations of the schedule's tick are still to come, in a first chunk without
+            ticks.
     """
 
     plan: TickPlan
     schedule: Schedule
-    is_pending: bool = False
+    is_pending: Callable[[], bool] = lambda: False
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield the chunks of the round that begins now."""
         # Lightning fetches one chunk ahead, so only the first may ask the schedule.
         begin = self.schedule.num_ticks
-        if self.is_pending:
-            self.is_pending = False
+        # A run that is resumed in a later round is iterated twice before its first chunk.
+        if self.is_pending():
             yield begin, begin
             round_end = self.plan.round_end(max(begin - 1, 0))
         else:

@@ -365,7 +365,7 @@ class Session(LightningModule):
 
     def train_dataloader(self) -> ChunkLoader:
         """Return the chunks of the next round."""
-        return ChunkLoader(self.plan, self.schedule, is_pending=self._is_pending)
+        return ChunkLoader(self.plan, self.schedule, is_pending=lambda: self._is_pending)
 
     def training_step(self, chunk: tuple[int, int], batch_idx: int) -> dict[str, float]:
         """Run the ticks of a chunk, flush where the plan says so; return the last logged values, for callbacks."""
