@@ -18,6 +18,7 @@ from mlotool.sweep import folder as job_folder
 from mlotool.sweep.drawing import Drawer
 from mlotool.sweep.folder import AUTO, choose_folder
 from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point, write_plan
+from mlotool.sweep.population import PopulationPoints
 
 _OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
               "storage")  # fmt: skip
@@ -163,6 +164,8 @@ def _run_locked(
 def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
     if plan.settings["method"] == "grid":
         return GridPoints(plan, folder, record)
+    if plan.settings["method"] == "pbt":
+        return PopulationPoints(plan, folder, is_resumed=record.is_resumed)
     drawer = Drawer(plan)
     return study.StudyPoints(plan, folder, record, drawer.draw if drawer.is_needed else None)
 

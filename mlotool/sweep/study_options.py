@@ -130,6 +130,11 @@ def sampler_options(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
     return options
 
 
+def pruner_options(plan: SweepPlan) -> dict[str, Any]:
+    """Return the options of a sweep's pruner, with those of ours where the user has none."""
+    return dict(plan.settings["pruner_options"])
+
+
 def make_pruner(name: str, options: Mapping[str, Any]) -> Any:
     """Return the pruner that `sweep.pruner` names; options that it does not take are a ConfigError."""
     return _make(getattr(import_optuna().pruners, PRUNERS[name]), "pruner", name, options)
