@@ -6,8 +6,9 @@
 A task is a recipe, made short, with ranges of settings. Each seed is that of the runs and of the search. Population
 based training has 8 members; what it takes of this process (CPU seconds, one thread) is the budget of the others. They
 train groups (random search of 8, TPE of 2, so that it learns from most trials, ASHA of 4) until it is spent; a group
-that ends later does not count, unless it is the first one. All begin with the recipe's own values, and all groups run as one program where they can. Found is the run with
-the best validation objective of a checkpoint; its test value is that of this checkpoint.
+that ends later does not count, unless it is the first one. All begin with the recipe's own values, and all groups run
+as one program where they can. Found is the run with the best validation objective of a checkpoint; its test value is
+that of this checkpoint.
 
 Rows that the result file has already are not measured again: a call that was stopped goes on.
 """
@@ -197,7 +198,7 @@ def main() -> None:
             rows += measure(task, seed)
             record.write("exploration_population", {**where, "rows": rows, "summary": summary(rows)}, arguments.output)
             print(f"{task}, seed {seed}: " + ", ".join(
-                f"{row['method']} {row['test']:.4f} ({row['num_finished']} of {row['num_trials']}, {row['cpu_s']:.0f} s)"
+                f"{row['method']} {row['test']:.4f} ({row['num_finished']}/{row['num_trials']}, {row['cpu_s']:.0f} s)"
                 for row in rows[-len(METHODS):]), flush=True)  # fmt: skip
     for line in summary(rows):
         print(f"| {line['task']} | {line['method']} | {line['test']:.4f} +- {line['half_interval']:.4f} | "

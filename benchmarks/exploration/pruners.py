@@ -123,9 +123,8 @@ def main() -> None:
     ]  # fmt: skip
     path = record.write("exploration_pruners", {**where, "mean": mean, "rows": rows}, arguments.output)
     for row in mean:
-        print(
-            f"| {row['pruner']} | {row['trials']} | {row['best_pruned']:.2f} | {row['saved']:.2f} | {row['regret']:.4f} |"
-        )
+        values = f"{row['best_pruned']:.2f} | {row['saved']:.2f} | {row['regret']:.4f}"
+        print(f"| {row['pruner']} | {row['trials']} | {values} |")
     print(f"written to {path}")
 
 

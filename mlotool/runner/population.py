@@ -30,7 +30,6 @@ class Member(Checkpoint):
 
     Attributes:
         session: the run, while it trains.
-        value: of the objective where it waits, or waited last.
         met_at: the tick of the last exchange that it took part in.
     """
 
@@ -39,12 +38,17 @@ class Member(Checkpoint):
     def __init__(self, exchange: "Exchange", number: int, wait: Callable[[], None]) -> None:
         self._exchange, self.number, self._wait = exchange, number, wait
         self._last: LastCheckpoint | None = None
-        self.value, self.met_at = 0.0, 0
+        self.met_at = 0
 
     @property
     def tick(self) -> int:
         """How many ticks its state has behind it."""
         return int(self.session.schedule.num_ticks)
+
+    @property
+    def value(self) -> float:
+        """Its last value of the objective: where members meet, that of their tick."""
+        return float(self.session.metric_log.last[self.session.objective.monitor])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take its place; a run that was stopped where it waited waits again."""
@@ -58,7 +62,6 @@ class Member(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait, where the objective has been evaluated and an exchange is due."""
         if not self.session.is_cut and self._exchange.is_due(self):
-            self.value = float(self.session.metric_log.last[self.session.objective.monitor])
             self._wait()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -78,11 +81,11 @@ class Member(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands."""
-        return {"value": self.value, "met_at": self.met_at}
+        return {"met_at": self.met_at}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take it back."""
-        self.value, self.met_at = state_dict["value"], state_dict["met_at"]
+        self.met_at = state_dict["met_at"]
 
 
 class Exchange:
