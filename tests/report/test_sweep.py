@@ -302,12 +302,11 @@ def test_columns_have_numbers_by_size_before_words() -> None:
 def test_one_line_trains_the_best_setting_once_more(tmp_path: Path) -> None:
     """With its recipe's path, packages and seeds, and without what belongs to the sweep."""
     for number, (rate, seed, value) in enumerate([(0.1, 0, 0.9), (0.1, 1, 0.8), (0.2, 0, 0.1), (0.2, 1, 0.2)]):
-        write_job(tmp_path / str(number), f"a.lr={rate}", f"seed={seed}", "data.root='my data'", value=value)
-        path = tmp_path / str(number) / "provenance.json"
+        write_job(tmp_path / str(number), f"a.lr={rate}", f"seed={seed}", "data.root=my data", value=value)
         command = "mlotool run -m my/mwn.yaml --trust rings sweep.workers=2"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "command": command}))
+        (tmp_path / str(number) / "provenance.json").write_text(json.dumps({"command": command}))
     comparison = replace(compare(tmp_path), mode="max")
-    line = "mlotool run -m --trust rings my/mwn.yaml runner.max_ticks=60 a.lr=0.1 'data.root='\"'\"'my data'\"'\"'' seed=0,1"
+    line = "mlotool run -m --trust rings my/mwn.yaml runner.max_ticks=60 a.lr=0.1 'data.root=my data' seed=0,1"
     assert repeat_command(comparison) == line
     write_sweep_summary(tmp_path, comparison)
     assert yaml.safe_load((tmp_path / "best.yaml").read_text())["command"] == line
@@ -315,9 +314,10 @@ def test_one_line_trains_the_best_setting_once_more(tmp_path: Path) -> None:
 
 
 def test_of_a_population_the_line_has_the_settings_that_its_best_state_was_trained_by(tmp_path: Path) -> None:
-    """The best checkpoint is of tick 800 (in these folders): what the member copied later is left out."""
+    """The best checkpoint is of tick 800: what the member copied later is left out."""
     for number, value in enumerate((0.5, 0.9)):
-        write_job(tmp_path / str(number), f"a.lr={number + 1}", value=value)
+        path = write_job(tmp_path / str(number), f"a.lr={number + 1}", value=value) / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "best": {"tick": 800}}))
     content = {
         "rules": {"interval": 1, "fraction": 0.5, "resample": 0, "factor": 2, "seed": 0, "mode": "max"},
         "dimensions": [{"key": "a.lr"}],

@@ -21,7 +21,8 @@ RECIPE = {"lr": 0.02, "solver": "neumann", "evaluate": {"splits": {"val": 100, "
 
 
 def plan(folder: Path, *dimensions: Dimension, **settings: Any) -> SweepPlan:
-    return replace(make_plan(folder, *dimensions, **settings), config=OmegaConf.create(RECIPE), last_tick=1000)
+    own = make_plan(folder, *dimensions, method="optuna", **settings)
+    return replace(own, config=OmegaConf.create(RECIPE), last_tick=1000)
 
 
 def searched(folder: Path, *dimensions: Dimension, draw: Any = None, **settings: Any) -> list[dict[str, str]]:
@@ -41,7 +42,8 @@ def test_the_recipes_own_values_come_first_and_then_the_users(tmp_path: Path) ->
 @pytest.mark.usefixtures("in_memory")
 def test_draws_are_those_of_before_where_the_recipe_does_not_come_first(tmp_path: Path) -> None:
     """A trial's draw is of its number: the others are the same with the recipe's trial before them."""
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
     first = searched(tmp_path / "a", RATE, SOLVER, num_trials=4)
     without = searched(tmp_path / "b", RATE, SOLVER, num_trials=4, recipe_first=False)
     assert first[1:] == without[1:] and first[0] != without[0]
