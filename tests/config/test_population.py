@@ -16,7 +16,8 @@ RATE = Dimension("problems.net.optimizer.lr", low=1e-3, high=1.0, log=True)
 
 
 def population(num_members: int = 4, mode: str = "max", **rules: float) -> Population:
-    settings: dict[str, Any] = {"interval": 10, "fraction": 0.25, "resample": 0.0, "factor": 2.0, "seed": 0, "mode": mode, **rules}
+    settings: dict[str, Any] = {"interval": 10, "fraction": 0.25, "resample": 0.0, "factor": 2.0, "seed": 0}
+    settings |= {"mode": mode, **rules}
     return Population(Rules(**settings), [RATE], [{RATE.key: 0.1 * 2**-number} for number in range(num_members)])
 
 
