@@ -50,12 +50,12 @@ def schema_keys() -> Iterator[Key]:
 
 
 def section_keys(prefix: str) -> Iterator[Key]:
-    """Yield the keys below a prefix; a problem's stream and the Trainer have keys of their own."""
+    """Yield the keys below a prefix; a problem's stream, the Trainer and `pbt` have keys of their own."""
     meanings = documentation(ProblemSettings) | documentation(dataclass_at(prefix.replace(NAME, "a")))
     for name, value in defaults_at(prefix.replace(NAME, "a")).items():
         path = f"{prefix}.{name}".lstrip(".")
         yield Key(path, describe_type(path.replace(NAME, "a")), _default(value), meanings[name])
-        if path.endswith((".stream", ".trainer")):
+        if path.endswith((".stream", ".trainer", ".pbt")):
             yield from section_keys(path)
 
 

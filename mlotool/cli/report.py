@@ -8,6 +8,7 @@ from rich.console import Console
 from mlotool.cli.arguments import VerbParser
 from mlotool.cli.terminal import nearby, plain_console, print_lines, print_table, warn
 from mlotool.core.errors import MlotoolError
+from mlotool.core.messages import escape
 from mlotool.folders.run_folder import INFEASIBLE, RunFolder
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report import search, sweep, sweep_page, write_report
@@ -58,6 +59,9 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
         console.print(f"{len(failed) - MAX_ERRORS} more jobs failed: see sweep.csv.")
     console.print()
     print_lines(console, [_verdict(comparison), *search.front_lines(comparison), *comparison.notes])
+    if command := sweep.repeat_command(comparison):
+        # On one line, to be copied.
+        console.print(f"once more: {escape(command)}", soft_wrap=True)
     print_lines(console, [*sweep.fusion_lines(sweep_dir), *sweep.warning_lines(sweep_dir)])
     console.print()
     is_written = True

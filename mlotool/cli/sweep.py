@@ -18,9 +18,10 @@ from mlotool.sweep import folder as job_folder
 from mlotool.sweep.drawing import Drawer
 from mlotool.sweep.folder import AUTO, choose_folder
 from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point, write_plan
+from mlotool.sweep.population import PopulationPoints
 
-_OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
-              "storage")  # fmt: skip
+_OF_SEARCHES = ("num_trials", "recipe_first", "first", "seed")
+_OF_OPTUNA = ("second_objective", "sampler", "sampler_options", "pruner", "pruner_options", "storage")
 
 
 def run_many(request: Request, words: list[str], trusted: list[str], flags: list[str]) -> int:
@@ -42,9 +43,16 @@ def run_many(request: Request, words: list[str], trusted: list[str], flags: list
         default = "hydra.sweep.dir=outputs/recipes/multirun/${now:%Y-%m-%d_%H-%M-%S}"
         request = request._replace(overrides=(*request.overrides, default))
     plan = read_sweep(request.hydra_words())
-    idle = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in request.overrides)]
+    idle = [
+        key
+        for key in (*_OF_SEARCHES, *_OF_OPTUNA)
+        if any(word.startswith(f"sweep.{key}=") for word in request.overrides)
+    ]
     if plan.settings["method"] == "grid" and idle:
         warn(f"sweep.{idle[0]}: found it in a grid, which ignores it. Add sweep=optuna, or leave it out.")
+    if plan.settings["method"] == "pbt" and (unused := [key for key in idle if key in _OF_OPTUNA]):
+        warn(f"sweep.{unused[0]}: found it with sweep=pbt, which ignores it. Write sweep=optuna, or leave it out.")
+    _warn_of_idle(plan)
     if plan.needs_processes:
         return run_sweep(plan, request, words, trusted, resume)
     # What a recipe sweeps is swept as if it were typed.
@@ -57,6 +65,19 @@ def run_many(request: Request, words: list[str], trusted: list[str], flags: list
     ours = (f"hydra.sweep.dir={quoted(str(folder.path))}", *(["resume=auto"] if is_resumed else []))
     write_plan(folder.path, plan)
     return run_here(request._replace(overrides=(*request.overrides, *ours)), words, trusted, flags, folder)
+
+
+def _warn_of_idle(plan: SweepPlan) -> None:
+    """Warn of settings of a search that do nothing."""
+    settings, split = plan.settings, str(plan.objective).partition("/")[0]
+    is_at_end = plan.config is not None and (plan.config.get("evaluate") or {}).get("splits", {}).get(split) == "end"
+    if settings["method"] == "optuna" and settings["pruner"] != "none" and is_at_end:
+        warn(
+            f"sweep.pruner: found {settings['pruner']}, which ends no trial, as {plan.objective} is evaluated at the "
+            f"end alone. Set evaluate.splits.{split} to a number of ticks, or sweep.pruner=none."
+        )
+    if settings["method"] == "pbt" and settings["fuse"] != 1:
+        warn("sweep.fuse: found it with sweep=pbt, whose members always share a process. Leave it out.")
 
 
 def run_here(
@@ -163,6 +184,8 @@ def _run_locked(
 def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
     if plan.settings["method"] == "grid":
         return GridPoints(plan, folder, record)
+    if plan.settings["method"] == "pbt":
+        return PopulationPoints(plan, folder, is_resumed=record.is_resumed)
     drawer = Drawer(plan)
     return study.StudyPoints(plan, folder, record, drawer.draw if drawer.is_needed else None)
 

@@ -26,6 +26,7 @@ from mlotool.config.provenance import repositories
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
 from mlotool.folders.run_folder import RunFolder
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep import driver
 from mlotool.sweep import folder as job_folder
 from mlotool.sweep.study import Watcher
@@ -136,7 +137,10 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
 
     try:
         record = job_folder.record_of(folders)
-        run_together([request for _, request in requests], record=record, when_ended=when_ended)
+        sweep = SweepFolder(folders[0].parent)
+        population = sweep if sweep.has(sweep.POPULATION) else None
+        configs_of = [request for _, request in requests]
+        run_together(configs_of, record=record, when_ended=when_ended, population=population)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from mlotool.core import settings as ranges
 from mlotool.core.messages import shown
@@ -265,6 +265,8 @@ class RunnerConfig:
             null: it does not end early.
         progress_bar: Whether the terminal shows one.
         report: Whether report.html is written at the end.
+        changes: Settings of optimizers that change after a tick, as `sweep=pbt` reports them: `{500:
+            {problems.classifier.optimizer.lr: 0.01}}`.
         callbacks: Lightning's callbacks, as nodes: `[{_target_: pytorch_lightning.callbacks.LearningRateMonitor}]`.
         trainer: Settings of Lightning's Trainer that no other key decides: `{profiler: simple}`.
     """
@@ -285,6 +287,7 @@ class RunnerConfig:
     early_stopping_patience: Count | None = None
     progress_bar: bool = True
     report: bool = True
+    changes: Mapping[int, Mapping[str, Any]] | None = None
     callbacks: list[Annotated[Any, Kind("callback")]] = field(default_factory=list)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
@@ -338,11 +341,30 @@ class DebugConfig:
 
 
 @schema
+class PbtConfig:
+    """How the members of `sweep=pbt` exchange their states.
+
+    Args:
+        interval: Ticks between two exchanges, a multiple of those between two evaluations of the objective; null: a
+            tenth of the run.
+        fraction: Of the members, the worst ones, which go on from the state of one of as many best ones.
+        resample: With which probability each setting of such a member is drawn anew.
+        factor: By which it is multiplied or divided else.
+    """
+
+    interval: Count | None = None
+    fraction: Annotated[float, Gt(0), Le(0.5)] = 0.25
+    resample: Annotated[float, Ge(0), Le(1)] = 0.25
+    factor: Annotated[float, Gt(1), Le(1000)] = 1.25
+
+
+@schema
 class SweepConfig:
     """How `mlotool run -m` goes through its jobs.
 
     Args:
-        method: `grid`: every combination; `optuna`: trials that learn from those before.
+        method: `grid`: every combination; `optuna`: trials that learn from those before; `pbt`: population based
+            training, whose jobs train at the same time and copy each other.
         params: Keys with their choices, or for `optuna` ranges, written as on the command line: `{seed: '0,1,2'}`.
         fuse: Jobs that train in one process, as one program where they can; auto: up to 32.
         workers: Jobs at a time; from 2 on, each in a process of its own.
@@ -351,9 +373,12 @@ class SweepConfig:
         launcher: Where jobs run: local, slurm (`pip install mlotool[slurm]`) or ray (`pip install mlotool[ray]`).
         launcher_options: Of the launcher: submitit's parameters, or those of `ray.remote`. `{cluster: local}` tries
             SLURM's on this machine.
-        num_trials: Settings that a search tries. Failed, pruned and infeasible ones count, points that are drawn again
-            do not. With a larger number, `resume=auto` goes on with a sweep that has ended.
+        num_trials: Settings that a search tries, or members of `pbt`. Failed, pruned and infeasible ones count, points
+            that are drawn again do not. With a larger number, `resume=auto` goes on with a sweep that has ended.
         repeats: Jobs of each setting, with seeds one after the other; a search looks at their mean.
+        recipe_first: Whether a search begins with the recipe's own values, as far as they are in the ranges, and with
+            the first candidates of model spaces.
+        first: Settings that a search tries next, by key: `[{problems.classifier.optimizer.lr: 0.03}]`.
         second_objective: A second metric that each job logs at its end, or `<problem>/num_parameters`: the search then
             looks for the settings that no other beats in both (`sampler: nsga2`).
         second_objective_mode: max or min, of the second metric.
@@ -364,11 +389,12 @@ class SweepConfig:
             evolution.
         pruner: What ends a trial early. Of noisy trials it ends good ones, too.
         pruner_options: What the pruner's class takes: `{n_startup_trials: 10}` of median.
+        pbt: How the members of `method: pbt` exchange their states.
         storage: Where the search keeps its trials, an address of Optuna's: `postgresql://..` where jobs run on several
             machines; null: study.db in the sweep's folder.
     """
 
-    method: Literal["grid", "optuna"] = "grid"
+    method: Literal["grid", "optuna", "pbt"] = "grid"
     params: dict[str, Any] = field(default_factory=dict)
     fuse: ranges.Rounds | Literal["auto"] = 1
     workers: Processes = 1
@@ -378,6 +404,8 @@ class SweepConfig:
     launcher_options: Mapping[str, Any] | None = None
     num_trials: ranges.Rounds = 20
     repeats: ranges.Rounds = 1
+    recipe_first: bool = True
+    first: list[Any] = field(default_factory=list)
     second_objective: str | None = None
     second_objective_mode: Literal["min", "max"] | None = None
     seed: ranges.Seed = 0
@@ -385,6 +413,7 @@ class SweepConfig:
     sampler_options: Mapping[str, Any] | None = None
     pruner: Literal[*PRUNERS] = "none"  # type: ignore[valid-type]
     pruner_options: Mapping[str, Any] | None = None
+    pbt: PbtConfig = field(default_factory=PbtConfig)
     storage: str | None = None
 
 

@@ -1,10 +1,11 @@
 """What a command line with -m asks for: fixed overrides, and the choices and ranges to go through."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mlotool.config import composition
 from mlotool.config.check_values import sweep_faults
@@ -35,8 +36,14 @@ MAX_FUSED = 32
 # Of jobs that a search has at least with `sweep.fuse=auto`: it draws those of a round without knowing how they end.
 _ROUNDS = 4
 
-# Of an interval: drawn by its logarithm, and whole numbers.
-TAGS = ("log", "int")
+# Of an interval: drawn by its logarithm, whole numbers, and first draws around the recipe's own value.
+TAGS = ("log", "int", "prior")
+
+# Standard deviation of such draws, as a part of the interval.
+_SPREAD = 0.25
+
+# Begins the keys of choices of a model space.
+_DECISION = "decisions."
 
 # Of what the last tick of a job depends on.
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
@@ -57,6 +64,7 @@ class Dimension:
         step: between the values of a range; None: all values in between.
         log: whether small and large values of a range are equally likely by their logarithm.
         whole: whether a range is one of whole numbers.
+        around: of an interval that is tagged `prior`, the recipe's own value; None without the tag.
     """
 
     key: str
@@ -66,6 +74,12 @@ class Dimension:
     step: float | None = None
     log: bool = False
     whole: bool = False
+    around: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its key in the config."""
+        return self.key.lstrip("+")
 
     @property
     def first(self) -> str:
@@ -74,6 +88,80 @@ class Dimension:
             return self.choices[0]
         assert self.low is not None
         return str(int(self.low)) if self.whole else str(self.low)
+
+    def fitting(self, value: Any) -> str | float | None:
+        """Return a value as a search has it: a choice as it was written, or a number; None where it is none of these.
+
+        Example:
+            >>> rate = Dimension("lr", ("1e-3", "1e-2"))
+            >>> rate.fitting(0.01), rate.fitting(0.1), Dimension("lr", low=0.0, high=0.1).fitting(0.1)
+            ('1e-2', None, 0.1)
+        """
+        number = _number(value)
+        if self.low is None or self.high is None:
+            alike = (text for text in self.choices if text == str(value) or number is not None is not _number(text))
+            return next((text for text in alike if text == str(value) or _number(text) == number), None)
+        if number is None or not self.low <= number <= self.high:
+            return None
+        step = self.step or (1 if self.whole else None)
+        if step is not None and not ((number - self.low) / step).is_integer():
+            return None
+        return int(number) if self.whole else number
+
+    def drawn(self, generator: random.Random) -> float:
+        """Draw a number: all are as likely, or more those around `around`."""
+        if self.low is None:
+            return float(generator.choice(self.choices))
+        place = generator.random()
+        if self.around is not None:
+            place = -1.0
+            while not 0 <= place <= 1:
+                place = generator.gauss(self._place(self.around), _SPREAD)
+        return self._at(place)
+
+    def moved(self, value: float, generator: random.Random, resample: float, factor: float) -> float:
+        """Return a number near another one, multiplied or divided by a factor; of choices, one that is next to it.
+
+        Args:
+            value: the other one.
+            generator: of random numbers.
+            resample: with which probability it is drawn anew instead.
+            factor: above 1.
+        """
+        if generator.random() < resample:
+            return self.drawn(generator)
+        is_up = generator.random() < 0.5
+        if self.low is None or self.high is None:
+            choices = sorted(map(float, self.choices))
+            place = choices.index(value) + (1 if is_up else -1)
+            return choices[min(max(place, 0), len(choices) - 1)]
+        number = value * factor if is_up else value / factor
+        if step := self.step or (1 if self.whole else None):
+            # At least one step: a whole number below 4 would stay what it is.
+            number = value + (1 if is_up else -1) * max(step, step * round(abs(number - value) / step))
+        return min(max(number, self.low), self.high)
+
+    def _place(self, value: float) -> float:
+        """Return where a number lies: 0 at the lower end, 1 at the upper one."""
+        assert self.low is not None and self.high is not None
+        low, high, inner = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        return (inner - low) / (high - low) if high > low else 0.5
+
+    def _at(self, place: float) -> float:
+        assert self.low is not None and self.high is not None
+        low, high = (math.log(x) if self.log else x for x in (self.low, self.high))
+        inner = low + (high - low) * place
+        number = math.exp(inner) if self.log else inner
+        if step := self.step or (1 if self.whole else None):
+            number = self.low + step * round((number - self.low) / step)
+        return min(max(number, self.low), self.high)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -121,6 +209,9 @@ class SweepPlan:
     def group_size(self) -> int:
         """How many jobs share a process, at most."""
         fuse = self.settings["fuse"]
+        if self.settings["method"] == "pbt":
+            # Its members copy each other.
+            return self.num_jobs
         if self.devices_per_job != 1:
             # Such a job is several processes itself.
             return 1
@@ -132,7 +223,7 @@ class SweepPlan:
     @property
     def num_jobs(self) -> int:
         """How many jobs it has."""
-        if self.settings["method"] == "optuna":
+        if self.settings["method"] != "grid":
             return int(self.settings["num_trials"]) * int(self.settings["repeats"])
         return math.prod(len(dimension.choices) for dimension in self.dimensions)
 
@@ -146,11 +237,55 @@ class SweepPlan:
         """The overrides of the first job."""
         return [f"{dimension.key}={dimension.first}" for dimension in self.dimensions]
 
+    @property
+    def evaluation_interval(self) -> int | None:
+        """Ticks between two evaluations of the objective; None where it is not evaluated while a run trains."""
+        splits = None if self.config is None else OmegaConf.select(self.config, "evaluate.splits")
+        every = (splits or {}).get(str(self.objective).partition("/")[0])
+        return every if isinstance(every, int) else None
+
+    def first_settings(self) -> list[dict[str, Any]]:
+        """Return the settings that a search tries first, by key: the recipe's own values, then those of `sweep.first`.
+
+        A value of the recipe's that is not searched, as it lies out of the range, is left out.
+
+        Raises:
+            ConfigError: `sweep.first` has a key that is not searched, or a value out of its range.
+        """
+        first = []
+        if self.settings["recipe_first"] and self.config is not None:
+            own = {dimension.key: dimension.fitting(_own(self.config, dimension)) for dimension in self.dimensions}
+            first.append({key: value for key, value in own.items() if value is not None})
+        dimensions = {dimension.name: dimension for dimension in self.dimensions}
+        for number, settings in enumerate(self.settings["first"]):
+            place = f"sweep.first[{number}]"
+            if not isinstance(settings, Mapping):
+                raise ConfigError(
+                    f"{place}: found {settings}; expected {{key: value}}, as in sweep.params. Correct it."
+                )
+            given = {}
+            for key, value in settings.items():
+                if key not in dimensions and not str(key).startswith(_DECISION):
+                    known = ", ".join(dimensions) or "none"
+                    raise ConfigError(f"{place}.{key}: found a key that is not searched; expected {known}. Correct it.")
+                fitting = dimensions[key].fitting(value) if key in dimensions else value
+                if fitting is None:
+                    line = f"{key}={value}"
+                    raise ConfigError(f"{place}: found {line}, which is not searched. Correct it, or widen the range.")
+                given[dimensions[key].key if key in dimensions else key] = fitting
+            first.append(given)
+        return first
+
     def identity(self) -> dict[str, Any]:
         """Return what a sweep that is gone on with must have in common with this one, as JSON has it."""
         dimensions = [{**asdict(dimension), "choices": list(dimension.choices)} for dimension in self.dimensions]
+        for dimension in dimensions:
+            if dimension["around"] is None:
+                del dimension["around"]
         fixed, keys = self.shared_words, ["method"]
-        if self.settings["method"] == "optuna":
+        if self.settings["method"] == "pbt":
+            keys += ["seed", "num_trials", "pbt"]
+        elif self.settings["method"] == "optuna":
             keys += ["seed", "sampler", "pruner", "repeats", "second_objective"]
         else:
             # A study compares jobs of one length.
@@ -184,7 +319,9 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
         faults += filter(None, [name_fault(config.name)])
         if faults:
             raise ConfigError("\n".join(faults))
-        dimensions = tuple(_dimension(override, settings["method"]) for override in swept)
+        dimensions = tuple(
+            _with_prior(_dimension(override, settings["method"]), override, config) for override in swept
+        )
         plan = SweepPlan(
             # A job is a run: what describes the sweep is none of its overrides.
             fixed=tuple(word for word in fixed if not word.startswith(("sweep=", "sweep."))),
@@ -213,6 +350,25 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
     return plan
 
 
+def _own(config: Any, dimension: Dimension) -> Any:
+    """Return the recipe's own value of what is swept; None where it has none."""
+    return OmegaConf.select(config, dimension.name, throw_on_resolution_failure=False, throw_on_missing=False)
+
+
+def _with_prior(dimension: Dimension, override: Override, config: Any) -> Dimension:
+    """Return a dimension whose first draws lie around the recipe's own value, where it is tagged so."""
+    value = override.value() if override.is_sweep_override() else None
+    if "prior" not in getattr(value, "tags", ()):
+        return dimension
+    around = _own(config, dimension)
+    if not isinstance(value, IntervalSweep) or dimension.fitting(around) is None:
+        raise ConfigError(
+            f"{dimension.key}: found the tag 'prior' in {override.input_line}, and the recipe's own value {around}; "
+            "expected an interval that has this value in it. Widen the interval, or leave the tag out."
+        )
+    return replace(dimension, around=float(around))
+
+
 def _mode(config: Any, dimensions: Sequence[Dimension]) -> str | None:
     if any(dimension.key.partition(".")[0] in _DIRECTION for dimension in dimensions):
         return None
@@ -231,7 +387,9 @@ def _dimension(override: Override, method: str) -> Dimension:
     value = override.value()
     unknown = sorted(map(str, set(getattr(value, "tags", ())) - set(TAGS)))
     if unknown:
-        raise ConfigError(f"{key}: found the tag '{unknown[0]}' in {line}; expected log or int. Correct it.")
+        raise ConfigError(
+            f"{key}: found the tag '{unknown[0]}' in {line}; expected one of {', '.join(TAGS)}. Correct it."
+        )
     if isinstance(value, IntervalSweep):
         if method == "grid":
             raise ConfigError(

@@ -98,6 +98,8 @@ class RunFolder(Folder):
     LAST, OF_CALLBACKS = "last.ckpt", "checkpoints/callbacks"
     # Of the job of a sweep: what its process is to run, and what it prints.
     JOB, LOG = "job.json", "log.txt"
+    # Of a member of `sweep=pbt`: whom it has copied, and by which settings its state was trained.
+    LINEAGE = "lineage.json"
     PAGE, FIGURES = "report.html", "report"
     # A folder with one of them is a run's.
     MARKS = (SUMMARY, METRICS, PROVENANCE)

@@ -26,6 +26,8 @@ class SweepFolder(Folder):
     IDENTITY, PLAN, GROUPS = "sweep.json", "plan.json", "groups.json"
     # Optuna's trials; and what the process that runs the jobs holds.
     STUDY, LOCK = "study.db", ".lock"
+    # Of `sweep=pbt`: the members, and who has copied whom. And the best job, with the line that repeats it.
+    POPULATION, BEST = "population.json", "best.yaml"
     TABLE, SETTINGS, PAGE, FIGURES = "sweep.csv", "settings.csv", "sweep.html", "report"
     # The folder of what processes with several jobs leave.
     TOGETHER = "fusion"
@@ -70,7 +72,7 @@ class SweepFolder(Folder):
 
     def discard(self) -> None:
         """Remove what was written for a sweep that cannot start."""
-        for name in (self.IDENTITY, self.LOCK, self.STUDY, self.PLAN):
+        for name in (self.IDENTITY, self.LOCK, self.STUDY, self.PLAN, self.POPULATION):
             (self.path / name).unlink(missing_ok=True)
         # The user may have chosen a folder that holds other files.
         with suppress(OSError):

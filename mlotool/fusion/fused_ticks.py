@@ -151,6 +151,10 @@ class FusedTicks:
             self._foreign.add(member)
         self._schedules[member] = schedule
 
+    def progress(self, member: int) -> int:
+        """Return how many ticks a member has behind it."""
+        return self._schedules[member].num_ticks if member in self._schedules else 0
+
     def leave_out(self, members: Iterable[int]) -> None:
         """Give members no row that do not begin now."""
         for member in members:

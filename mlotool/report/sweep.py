@@ -5,11 +5,12 @@ Jobs that differ in nothing but their seed are samples of one setting.
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic import dataclasses as validated
 
+from mlotool.config.population import Population, Settings
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders.run_folder import ENDED, RunFolder
 from mlotool.folders.safe_files import read_text
@@ -464,14 +466,99 @@ class Comparison:
             notes.append(f"Jobs with another objective are not compared: {', '.join(sorted(others))}.")
         return notes
 
+    @cached_property
+    def population(self) -> Population | None:
+        """The members of a population, whose settings have changed; None where each job has kept its own."""
+        return Population.read(SweepFolder(self.folder))
+
+    def trained_by(self, setting: Setting) -> list[tuple[int, Settings]]:
+        """Return by what the best state of a population's member was trained, each with the tick after which it began.
+
+        Nothing where jobs have kept their settings.
+        """
+        row, population = setting.rows[0], self.population
+        if population is None or not row.job.isdigit() or int(row.job) >= len(population.settings):
+            return []
+        tick = RecordedRun(RunFolder(row.folder)).best_tick
+        return population.schedule(int(row.job), math.inf if tick is None else tick)
+
     def describe(self, setting: Setting) -> str:
         """Return a setting as the words of a command line."""
         return " ".join(self.overrides(setting))
 
     def overrides(self, setting: Setting) -> list[str]:
         """Return the words that make a setting; decisions that were drawn alike in all jobs are among them."""
+        if trained_by := self.trained_by(setting):
+            return _as_words(trained_by)
         alike = {key: value for key, value in self.constants.items() if key.startswith(DECISION)}
         return [override(key, value) for key, value in {**setting.parameters, **alike}.items()]
+
+
+# Words of a job's command line that say where it ran, or what ran it.
+_OF_SWEEP = ("hydra.", "sweep.", "sweep=", "resume=")
+
+
+def repeat_command(comparison: Comparison) -> str:
+    """Return one line that trains the best setting again, with its recipe, packages and seeds; empty without a best.
+
+    Args:
+        comparison: of a sweep, whose folder may be a stranger's: the line is to be read before it is run.
+    """
+    setting = comparison.best or comparison.only
+    if setting is None or setting.mean is None:
+        return ""
+    run = RecordedRun(RunFolder(setting.rows[0].folder))
+    recipe, words = "", list[str]()
+    # In its folder a line has ends and other signs as escapes.
+    for word in (str(word).strip() for word in run.overrides or run.job.get("words") or ()):
+        key, _, value = word.lstrip("+").partition("=")
+        if key == "recipe":
+            recipe = value
+        elif key.startswith(DECISION):
+            words.append(override(key, value))
+        elif not word.lstrip("+~").startswith(_OF_SWEEP):
+            words.append(word)
+    path, trusted = _sources(str(run.provenance.get("command") or run.job.get("command") or ""))
+    if trained_by := comparison.trained_by(setting):
+        words = [word for word in words if word.lstrip("+").partition("=")[0] not in trained_by[0][1]]
+        words += _as_words(trained_by)
+    seeds = [(key, [row.parameters[key] for row in setting.rows]) for key in comparison.seed_keys]
+    if len(setting.rows) == 1 or len(seeds) != 1:
+        return shlex.join(["mlotool", "run", *trusted, *filter(None, [path or recipe]), *words])
+    [(key, values)] = seeds
+    words = [word for word in words if word.lstrip("+").partition("=")[0] != key]
+    return shlex.join(["mlotool", "run", "-m", *trusted, path or recipe, *words, f"{key}={','.join(values)}"])
+
+
+def _as_words(trained_by: Sequence[tuple[int, Settings]]) -> list[str]:
+    """Return settings that change as words of a command line.
+
+    Example:
+        >>> _as_words([(0, {"problems.net.optimizer.lr": 0.1}), (50, {"problems.net.optimizer.lr": 0.2})])
+        ['problems.net.optimizer.lr=0.1', 'runner.changes={50: {problems.net.optimizer.lr: 0.2}}']
+    """
+    (_, first), *later = trained_by
+    texts = [f"{tick}: {{{', '.join(f'{key}: {value!r}' for key, value in now.items())}}}" for tick, now in later]
+    return [
+        *(f"{key}={value!r}" for key, value in first.items()),
+        *([f"runner.changes={{{', '.join(texts)}}}"] if texts else []),
+    ]
+
+
+def _sources(command: str) -> tuple[str, list[str]]:
+    """Return the path of a command line's recipe, empty where it is named, and its words about packages of the user's.
+
+    Example:
+        >>> _sources("mlotool run -m mine.yaml --trust rings seed=0,1")
+        ('mine.yaml', ['--trust', 'rings'])
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return "", []
+    path = next((word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))), "")
+    trusted = [word for pair in pairwise(words) if pair[0] == "--trust" for word in pair]
+    return path, trusted + [word for word in words if word.startswith("--trust=")]
 
 
 def override(key: str, value: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import yaml
 from markupsafe import Markup
 
 from mlotool.core.messages import escape
@@ -152,6 +153,7 @@ def job_columns(comparison: Comparison, rows: Sequence[SweepRow]) -> list[TableC
         columns.append(TableColumn(key, [row.metrics.get(key) for row in rows], views, title="the last value"))
     return [
         *columns,
+        *_lineage_column(comparison, rows),
         TableColumn("status", [row.status for row in rows], View.FILE | View.PAGE),
         TableColumn("status", marks, View.TERMINAL, is_needed=True),
         TableColumn("time_s", [row.seconds for row in rows], View.ALL, "time", duration),
@@ -159,6 +161,17 @@ def job_columns(comparison: Comparison, rows: Sequence[SweepRow]) -> list[TableC
         TableColumn("folder", [_nearby(row.folder) for row in rows], View.FILE),
         TableColumn("error", [row.error for row in rows], View.FILE),
     ]
+
+
+def _lineage_column(comparison: Comparison, rows: Sequence[SweepRow]) -> list[TableColumn]:
+    """Return whom the members of a population have copied and after which tick; no column without one."""
+    population = comparison.population
+    if population is None:
+        return []
+    copies = [population.history(int(row.job)) if row.job.isdigit() else [] for row in rows]
+    texts = [", ".join(f"{copy.source} at {copy.tick}" for copy in history) for history in copies]
+    title = "jobs whose state it has copied, and after which tick; the settings are those that it began with"
+    return [TableColumn("copied", texts, title=title, show=str)]
 
 
 def setting_columns(comparison: Comparison, settings: Sequence[Setting]) -> list[TableColumn]:
@@ -232,6 +245,7 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
         "sweep.html", f"{comparison.name}: sweep", "sort_table.js", comparison=comparison, state=_state(comparison),
         tiles=_tiles(comparison), max_lines=MAX_LINES, parallel=parallel, cards=cards, has_figures=bool(book.names),
         overrides=[] if chosen is None or chosen.mean is None else comparison.overrides(chosen),
+        repeat=sweeps.repeat_command(comparison),
         front=_page_table(setting_columns(comparison, front), best_settings),
         settings=_page_table(setting_columns(comparison, settings), best_settings),
         jobs=_page_table(job_columns(comparison, rows), best_jobs), models=_models(chosen),
@@ -304,7 +318,8 @@ def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -
     sweep.csv has a column for the job's name, one for each override, the objective's key and value (at the best
     checkpoint, where one is kept), one for the last value of each metric, and status, time_s, folder and error.
     settings.csv has a column for each hyperparameter, mean, standard_error, num_seeds, num_planned, is_best and jobs.
-    With a second objective both say its key, its value and whether a job, or a setting, is on the Pareto front.
+    best.yaml has the best jobs, and a command that trains them once more.
+    With a second objective both tables say its key, its value and whether a job, or a setting, is on the Pareto front.
 
     Args:
         sweep_dir: the folder of a sweep.
@@ -322,7 +337,23 @@ def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -
     _write(file, job_columns(comparison, comparison.rows))
     if comparison.has_seeds:
         _write(file.with_name(SweepFolder.SETTINGS), setting_columns(comparison, comparison.ordered))
+    _write_best(comparison)
     return file
+
+
+def _write_best(comparison: Comparison) -> None:
+    """Write best.yaml: the best jobs, their value, and the line that trains them once more."""
+    setting, command = comparison.best or comparison.only, sweeps.repeat_command(comparison)
+    if setting is None or not command:
+        return
+    content = {
+        "command": command,
+        "jobs": [row.job for row in setting.rows],
+        "objective": comparison.objective,
+        "value": setting.mean,
+        "overrides": comparison.overrides(setting),
+    }
+    SweepFolder(comparison.folder).write_text(SweepFolder.BEST, yaml.safe_dump(content, sort_keys=False, width=10**6))
 
 
 def _write(file: Path, columns: Sequence[TableColumn]) -> None:

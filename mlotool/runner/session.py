@@ -37,6 +37,7 @@ from mlotool.problem.shards import gathered
 from mlotool.program import Problem, Schedule, StepResult
 from mlotool.runner import checkpoint as checkpoints
 from mlotool.runner import distributed, evaluation
+from mlotool.runner.changes import Changes
 from mlotool.runner.evaluation import Objective, Watch
 from mlotool.runner.intervals import ChunkLoader, make_plan
 from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
@@ -70,6 +71,10 @@ class AbstractSeat(ABC):
     @abstractmethod
     def join(self, schedule: Schedule) -> None:
         """Say how far the run is, once its state is put back; one with no tick left takes its place all the same."""
+
+    def member(self) -> Callback | None:
+        """Return what makes the run a member of a population; None where it is none."""
+        return None
 
     @abstractmethod
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
@@ -145,6 +150,7 @@ class Session(LightningModule):
         self.evaluator = evaluation.make_evaluator(config, built, device)
         self.objective = Objective.from_config(config)
         self.plan = make_plan(config, self.objective)
+        self._changes = Changes(program, config.runner.get("changes"))
         self._trainer_settings = vars(TrainerConfig(**(config.runner.get("trainer") or {})))
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
         named = {f"analyses.{name}.split": analysis.split for name, analysis in built.analyses.items()}
@@ -302,9 +308,11 @@ class Session(LightningModule):
         for callback in (callback for callback in callbacks if isinstance(callback, ModelCheckpoint)):
             # Not in checkpoints/ itself, whose newest file a resume takes; and set before the callback's state is read.
             callback.dirpath = callback.dirpath or str(folder.path.absolute() / RunFolder.OF_CALLBACKS)
+        if runner.checkpoint and monitor is not None and mode is not None:
+            callbacks.append(checkpoints.BestCheckpoint(folder.checkpoint("best"), monitor, mode))
+        if member := self._seat.member():
+            callbacks.append(member)
         if runner.checkpoint:
-            if monitor is not None and mode is not None:
-                callbacks.append(checkpoints.BestCheckpoint(folder.checkpoint("best"), monitor, mode))
             # The last one comes after the best one, whose state it holds.
             times = runner.checkpoint_seconds, runner.keep_checkpoints
             callbacks.append(
@@ -382,7 +390,9 @@ class Session(LightningModule):
         # Several ranks look at the clock where they flush, together.
         last = self._last_checkpoint if self.ranks.size == 1 else None
         while self.schedule.num_ticks < end:
-            count = self.plan.flush_end(self.schedule.num_ticks, end) - self.schedule.num_ticks
+            begin = self.schedule.num_ticks
+            self._changes.apply(begin)
+            count = self._changes.until(begin, self.plan.flush_end(begin, end)) - begin
             due_at = math.inf if last is None else last.due_at
             self._seat.take_ticks(self.schedule, count, self.window.append, due_at)
             self._set_clock()
@@ -518,6 +528,19 @@ class Session(LightningModule):
         self._seconds_before, self._is_pending = state["training_s"], state["is_pending"]
         # What cannot be put back says so here, and not in the first tick.
         checkpoints.restore_random_states(states, self.program, self.ranks)
+
+    def take_over(self, other: "Session") -> None:
+        """Put the run into the state of another one that has the same program, seed and tick.
+
+        Parameters, optimizers, schedulers, streams, what hypergradients keep and the program's random numbers are
+        copied; what was logged and what was best stay its own.
+        """
+        self.program.load_state_dict(other.program.state_dict())
+        self.schedule.load_state_dict(other.schedule.state_dict())
+        self.program.random.load_state_dict(other.program.random.state_dict())
+        if self._random_states is not None:
+            # Of a run that goes on and has not begun yet: they would be put back over those of the other one.
+            self._random_states[0]["program"] = other.program.random.state_dict()
 
     def _gather_shards(self, checkpoint: dict[str, Any]) -> None:
         """Put whole tensors in the place of shards, in our part of a checkpoint and in Lightning's."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from greenlet import greenlet
 from pydantic import TypeAdapter
+from pytorch_lightning import Callback
 
 from mlotool.config.composition import plain
 from mlotool.config.user_data import SharedData
@@ -24,11 +25,13 @@ from mlotool.core.random_stream import outside_torch
 from mlotool.distributed.collectives import Ranks
 from mlotool.folders.files import write_text, writing
 from mlotool.folders.safe_files import read_json
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
 from mlotool.fusion.stacked_gradients import Verdict
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
 from mlotool.runner.checkpoint import global_state, random_state, restore_global_state, restore_random_state
+from mlotool.runner.population import Exchange
 from mlotool.runner.process_settings import Interrupt, count_devices, find_device, own_settings
 from mlotool.runner.run_config import RunRequest, RunResult, run, run_here
 from mlotool.runner.session import AbstractSeat, Keep
@@ -243,6 +246,19 @@ class Seat(AbstractSeat):
             self.has_begun = True
             self._company.ticks.join(self.number, schedule)
 
+    def member(self) -> Callback | None:
+        """Return its place in the population, where the runs are one."""
+        exchange = self._company.exchange
+        return None if exchange is None else exchange.member(self.number, self.meet)
+
+    def meet(self) -> None:
+        """Let the other runs go on until all are at this tick, and have exchanged their states."""
+        self.error, self.random = None, random_state()
+        self._company.meet(self)
+        restore_random_state(self.random)
+        if self.error is not None:
+            raise self.error
+
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
         """Let the other runs go on until these ticks are taken."""
         if count > 0:
@@ -263,6 +279,7 @@ class Company:
         runs: what each run does, given its seat; what it returns or raises is its result.
         shared: what runs share that are built from equal configs.
         when_ended: called with the number and the result of a run that has ended.
+        exchange: where the runs meet as members of a population; None where they are none.
 
     Attributes:
         ticks: takes the ticks; to be set before the runs begin.
@@ -271,13 +288,19 @@ class Company:
     ticks: FusedTicks
 
     def __init__(
-        self, runs: Mapping[int, Callable[[AbstractSeat], Any]], shared: Any, when_ended: Callable[[int, Any], None]
+        self,
+        runs: Mapping[int, Callable[[AbstractSeat], Any]],
+        shared: Any,
+        when_ended: Callable[[int, Any], None],
+        exchange: Exchange | None = None,
     ) -> None:
-        self.interrupt, self.shared = Interrupt(), shared
+        self.interrupt, self.shared, self.exchange = Interrupt(), shared, exchange
         self._when_ended = when_ended
         self._seats = {number: Seat(self, number, run) for number, run in runs.items()}
         # Those that wait for their ticks.
         self._waiting: dict[int, Seat] = {}
+        # Those that wait for all others to be at their tick.
+        self._meeting: dict[int, Seat] = {}
         self._conductor = greenlet.getcurrent()
         self._interrupted: KeyboardInterrupt | None = None
 
@@ -301,7 +324,7 @@ class Company:
 
     def has_place(self, number: int) -> bool:
         """Say whether a run waits for its ticks, or has taken some in an earlier process."""
-        return number in self._waiting or self._seats[number].has_begun
+        return number in self._waiting or number in self._meeting or self._seats[number].has_begun
 
     def run(self) -> None:
         """Let those that have begun run to their ends.
@@ -309,8 +332,11 @@ class Company:
         Raises:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once all have ended.
         """
-        while self._waiting:
-            waiting = list(self._waiting.values())
+        while self._waiting or self._meeting:
+            waiting = self._behind()
+            if not waiting:
+                self._exchange()
+                continue
             try:
                 # After a signal while they began some may not be there, without whom a tick would have other last bits.
                 if not self.interrupt.requested:
@@ -327,6 +353,15 @@ class Company:
             raise self._interrupted
         if self.interrupt.requested:
             raise Interrupted(self.interrupt.exit_code)
+
+    def _behind(self) -> list[Seat]:
+        """Return the runs that wait for their ticks, without those that are as far as the ones that meet."""
+        waiting = list(self._waiting.values())
+        if not self._meeting or self.interrupt.requested:
+            return waiting
+        # All that meet are at one tick: nobody goes on from it alone.
+        tick = min(self.ticks.progress(seat.number) for seat in self._meeting.values())
+        return [seat for seat in waiting if self.ticks.progress(seat.number) < tick]
 
     @contextmanager
     def world(self, number: int) -> Iterator[Callable[[], bool]]:
@@ -345,6 +380,23 @@ class Company:
         self.ticks.join(seat.number, seat.schedule)
         self._waiting[seat.number] = seat
         self._conductor.switch()
+
+    def meet(self, seat: Seat) -> None:
+        """Hand over until all other runs are at a run's tick; for the run itself."""
+        self._meeting[seat.number] = seat
+        self._conductor.switch()
+
+    def _exchange(self) -> None:
+        seats, self._meeting = self._meeting, {}
+        # After a signal they stop where they are, and meet again when they go on.
+        if self.exchange is not None and not self.interrupt.requested:
+            try:
+                self.exchange.meet()
+            except BaseException as error:
+                for seat in seats.values():
+                    seat.error = error
+        for seat in seats.values():
+            self._resume(seat)
 
     def _resume(self, seat: Seat) -> None:
         """Let a run go on until it waits again or ends."""
@@ -396,7 +448,11 @@ class Company:
 
 
 def run_together(
-    requests: Sequence[RunRequest], *, record: Path | None, when_ended: Callable[[int, RunResult | BaseException], None]
+    requests: Sequence[RunRequest],
+    *,
+    record: Path | None,
+    when_ended: Callable[[int, RunResult | BaseException], None],
+    population: SweepFolder | None = None,
 ) -> None:
     """Run several configs in this process; one that fails does not end the others.
 
@@ -406,6 +462,7 @@ def run_together(
         record: a file that takes which of them ran as one program, with the times measured; None writes none.
         when_ended: called with a run's place in `requests` and its result or error, as soon as it has ended; not for
             those that had ended before.
+        population: the folder of a sweep whose jobs are members of a population; None where they are none.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the runs have written their checkpoints and summaries.
@@ -420,12 +477,13 @@ def run_together(
         members[number] = request
     # A job's folder has its number in the sweep.
     names = ["" if request.output_dir is None else request.output_dir.name for request in requests]
-    book = FusionRecord(record, [int(name) if name.isdigit() else -1 for name in names])
+    jobs = [int(name) if name.isdigit() else -1 for name in names]
+    book, exchange = FusionRecord(record, jobs), None if population is None else Exchange(population, jobs, print)
     reason = "runner.devices is above 1: each has processes of its own"
     if apart:
         book.take([StackRecord((number,), reason=reason) for number in apart])
     for members in companies.values():
-        _run_company(members, book, when_ended)
+        _run_company(members, book, when_ended, exchange)
     for number, request in apart.items():
         if request.ended_at is None:
             result: RunResult | BaseException
@@ -498,7 +556,10 @@ def _without_seeds(value: Any) -> Any:
 
 
 def _run_company(
-    requests: Mapping[int, RunRequest], book: FusionRecord, when_ended: Callable[[int, RunResult | BaseException], None]
+    requests: Mapping[int, RunRequest],
+    book: FusionRecord,
+    when_ended: Callable[[int, RunResult | BaseException], None],
+    exchange: Exchange | None,
 ) -> None:
     """Run those that ask for the same settings of the process, as many at a time as there is memory for."""
     runner = next(iter(requests.values())).config.runner
@@ -513,10 +574,12 @@ def _run_company(
             ends = {number: end for number in members if (end := requests[number].ended_at) is not None}
             structures = {number: structure_of(requests[number].config) for number in members}
             runs = {number: partial(_run, requests[number], device) for number in members if number not in ends}
-            company = Company(runs, shared, when_ended)
+            company = Company(runs, shared, when_ended, exchange)
             company.ticks = FusedTicks(structures, ends, book.stacks(), book.take, company.world)
             with company.interrupt.listening():
-                left = company.begin((lambda: True) if known else MemoryRoom(device).takes_one_more)
+                # Members of a population have to be there at the same time.
+                fits_all = known or exchange is not None
+                left = company.begin((lambda: True) if fits_all else MemoryRoom(device).takes_one_more)
                 if not company.interrupt.requested:
                     book.begin([number for number in members if number in ends or company.has_place(number)])
                 company.run()

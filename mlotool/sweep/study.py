@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -377,10 +378,11 @@ class StudyPoints(AbstractPoints):
         if not settings["storage"]:
             study_options.check_own_study(folder, SweepFolder.STUDY, settings["sampler"])
         self._url = settings["storage"] or f"sqlite:///{folder / SweepFolder.STUDY}"
-        pruning = {"pruner": settings["pruner"], "pruner_options": dict(settings["pruner_options"])}
+        pruning = {"pruner": settings["pruner"], "pruner_options": study_options.pruner_options(plan)}
         self._watched = {"url": self._url, "name": SweepFolder(folder).study_name(), **pruning}
-        # Before there is a study: options may be refused.
-        pruner = make_pruner(settings["pruner"], settings["pruner_options"])
+        # Before there is a study: options, and first settings, may be refused.
+        first = plan.first_settings()
+        pruner = make_pruner(settings["pruner"], pruning["pruner_options"])
         options = study_options.sampler_options(plan, has_decisions=draw is not None)
         sampler = study_options.make_study_sampler(settings["sampler"], options, settings["seed"])
         is_found = not settings["storage"] and (folder / SweepFolder.STUDY).exists()
@@ -393,6 +395,8 @@ class StudyPoints(AbstractPoints):
                 load_if_exists=True,
             )
             _check_found(self._study, directions, plan, self._url, is_resumed=record.is_resumed)
+            if not self._study.get_trials(deepcopy=False):
+                self._queue_first(plan, first)
             self._num_planned = self.total = settings["num_trials"] * self._repeats
             # Jobs that were given to be run, by this process or an earlier one that saw them end; of these, those that
             # were interrupted; and how many draws of known points came one after the other, at last.
@@ -402,6 +406,34 @@ class StudyPoints(AbstractPoints):
         if self._study.user_attrs.get(_ALL_TRIED) is True:
             self._end(_ALL_TRIED_TEXT)
         self._study.sampler = sampler
+
+    def _queue_first(self, plan: SweepPlan, first: Sequence[dict[str, Any]]) -> None:
+        """Queue what is tried first: the recipe's own values, those of the user's, and draws around a good guess."""
+        settings = plan.settings
+        for number, values in enumerate(first):
+            if number == 0 and settings["recipe_first"]:
+                values |= self._first_decisions(values)
+            # What is not among them is drawn.
+            self._study.enqueue_trial(values)
+        guessed = [dimension for dimension in plan.dimensions if dimension.around is not None]
+        if not guessed:
+            return
+        num_random = study_options.num_random_trials(settings["sampler"], settings["sampler_options"])
+        is_random = settings["sampler"] in ("random", "qmc", "brute_force")
+        for number in range(len(first), settings["num_trials"] if is_random else num_random):
+            generator = random.Random(f"{settings['seed']} trial {number}")
+            drawn = {dimension.key: dimension.drawn(generator) for dimension in guessed}
+            whole = {dimension.key for dimension in guessed if dimension.whole}
+            self._study.enqueue_trial({key: int(value) if key in whole else value for key, value in drawn.items()})
+
+    def _first_decisions(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first candidates of all decisions; nothing where these make no model."""
+        words = [f"{key}={value}" for key, value in values.items()]
+        try:
+            drawn = {} if self._make_decisions is None else self._make_decisions(words, lambda _, names: names[0])
+        except ConfigError:
+            return {}
+        return {f"{PREFIX}{name}": value for name, value in drawn.items() if value is not None}
 
     def next(self) -> Group | None:
         """Return jobs that died, or else new ones; the jobs of a trial stay together as far as a group has room."""

@@ -1,5 +1,6 @@
 """What `sweep.sampler` and `sweep.pruner` name, made with their options."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -128,6 +129,28 @@ def sampler_options(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
     if options.get("multivariate") is False and "group" not in settings["sampler_options"]:
         options.pop("group", None)
     return options
+
+
+# Of a run, the part in which `median` and `percentile` end no trial; and by how much `successive_halving` divides.
+# By benchmarks/exploration/pruners.py: from the first evaluation on, twins of the best trial are ended.
+_WARMUP, _REDUCTION = 3, 3
+
+
+def pruner_options(plan: SweepPlan) -> dict[str, Any]:
+    """Return the options of a sweep's pruner, with those of ours where the user has none.
+
+    They are in ticks: parts of a run, up to the next evaluation of the objective.
+    """
+    name, options = plan.settings["pruner"], dict(plan.settings["pruner_options"])
+    if plan.last_tick is None:
+        return options
+    own, every = dict[str, Any](), plan.evaluation_interval or 1
+    if name in ("median", "percentile"):
+        own["n_warmup_steps"] = every * math.ceil(plan.last_tick / _WARMUP / every)
+    elif name == "successive_halving":
+        factor = options.get("reduction_factor", _REDUCTION)
+        own = {"reduction_factor": factor, "min_resource": every * math.ceil(plan.last_tick / factor**2 / every)}
+    return own | options
 
 
 def make_pruner(name: str, options: Mapping[str, Any]) -> Any:

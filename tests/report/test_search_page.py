@@ -256,7 +256,8 @@ def test_a_wide_terminal_has_all_columns_and_names_the_best_setting_with_its_see
     assert head.split() == ["job", *hyperparameters, "hypergradient", "seed", "val/loss", "status", "time"]
     assert first.split() == ["0", *["0.1235"] * 4, "conjugate_gradient_0", "0", "0", "finished,", "best", "1.5", "s"]
     best = "best: jobs 0, 1, 2, val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)"
-    assert best in text and "seed=" not in text.partition("best:")[2]
+    found, _, repeated = text.partition("best:")[2].partition("once more: ")
+    assert best in text and "seed=" not in found and repeated.splitlines()[0].endswith(" seed=0,1,2")
     [line] = [line for line in text.splitlines() if "★" in line]
     assert "0.0058  3 of 3  ★" in line and line.rstrip().endswith("0, 1, 2")
     assert (wide / "settings.csv").is_file()

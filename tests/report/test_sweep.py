@@ -4,15 +4,27 @@ import csv
 import fcntl
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mlotool.core.errors import ConfigError
 from mlotool.report import sweep_rows, write_sweep_summary
 from mlotool.report.formats import NONE
-from mlotool.report.sweep import MAX_LINES, Column, Comparison, compare, fusion_lines, read_plan, seeds, warning_lines
+from mlotool.report.sweep import (
+    MAX_LINES,
+    Column,
+    Comparison,
+    compare,
+    fusion_lines,
+    read_plan,
+    repeat_command,
+    seeds,
+    warning_lines,
+)
 from mlotool.report.sweep_page import write_sweep_page
 from tests.report.run_folders import write_begun, write_job, write_plan
 
@@ -285,3 +297,41 @@ def test_columns_have_numbers_by_size_before_words() -> None:
     for texts, is_drawn, is_log in ((("0.01", "1"), False, True), (("1", "2"), False, False), (("1", "2"), True, True)):
         assert Column("a", "a", texts, is_drawn_by_logarithm=is_drawn).is_log is is_log
     assert not Column("a", "a", ("0", "2"), is_drawn_by_logarithm=True).is_log
+
+
+def test_one_line_trains_the_best_setting_once_more(tmp_path: Path) -> None:
+    """With its recipe's path, packages and seeds, and without what belongs to the sweep."""
+    for number, (rate, seed, value) in enumerate([(0.1, 0, 0.9), (0.1, 1, 0.8), (0.2, 0, 0.1), (0.2, 1, 0.2)]):
+        write_job(tmp_path / str(number), f"a.lr={rate}", f"seed={seed}", "data.root=my data", value=value)
+        command = "mlotool run -m my/mwn.yaml --trust rings sweep.workers=2"
+        (tmp_path / str(number) / "provenance.json").write_text(json.dumps({"command": command}))
+    comparison = replace(compare(tmp_path), mode="max")
+    line = "mlotool run -m --trust rings my/mwn.yaml runner.max_ticks=60 a.lr=0.1 'data.root=my data' seed=0,1"
+    assert repeat_command(comparison) == line
+    write_sweep_summary(tmp_path, comparison)
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text())["command"] == line
+    assert repeat_command(replace(comparison, mode="")) == ""
+
+
+def test_of_a_population_the_line_has_the_settings_that_its_best_state_was_trained_by(tmp_path: Path) -> None:
+    """The best checkpoint is of tick 800: what the member copied later is left out."""
+    for number, value in enumerate((0.5, 0.9)):
+        path = write_job(tmp_path / str(number), f"a.lr={number + 1}", value=value) / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "best": {"tick": 800}}))
+    content = {
+        "rules": {"interval": 1, "fraction": 0.5, "resample": 0, "factor": 2, "seed": 0, "mode": "max"},
+        "dimensions": [{"key": "a.lr"}],
+        "settings": [{"a.lr": 1.0}, {"a.lr": 2.0}],
+        "ticks": [300, 900],
+        "copies": [
+            {"tick": tick, "member": 1, "source": 0, "settings": {"a.lr": rate}, "value": 0, "source_value": 1}
+            for tick, rate in ((300, 0.5), (900, 0.25))
+        ],
+    }
+    (tmp_path / "population.json").write_text(json.dumps(content))
+    comparison = replace(compare(tmp_path), mode="max")
+    line = "mlotool run mwn runner.max_ticks=60 a.lr=1.0 'runner.changes={300: {a.lr: 0.5}}'"
+    assert repeat_command(comparison) == line
+    write_sweep_summary(tmp_path, comparison)
+    with (tmp_path / "sweep.csv").open() as file:
+        assert [row["copied"] for row in csv.DictReader(file)] == ["", "0 at 300, 0 at 900"]
