@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -418,6 +418,8 @@ class RunResult:
         checkpoint: the best checkpoint; the last one where no objective is tracked; None where none is kept.
         objective: the objective's value at the best checkpoint, else its last one.
         had_finished: whether it had finished before, so that nothing was done.
+        ticks: the tick at which each of `metrics` was taken.
+        best_tick: the tick of the best checkpoint, at which `objective` was taken; None where none was chosen.
     """
 
     metrics: dict[str, float]
@@ -425,6 +427,8 @@ class RunResult:
     checkpoint: Path | None
     objective: float | None
     had_finished: bool = False
+    ticks: dict[str, int] = field(default_factory=dict)
+    best_tick: int | None = None
 
 
 def run(
@@ -533,8 +537,9 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
                 # The run is done, or has an error of its own that matters more.
                 with suppress(WriteError, RunFileError):
                     finish_provenance(folder)
-        objective = summary["objective"]["value"]
-        return ranks.first(RunResult(dict(summary["metrics"]), folder.path, folder.kept(), objective))
+        best, objective = summary["best"] or {}, summary["objective"]["value"]
+        more = {"ticks": dict(summary["ticks"]), "best_tick": best.get("tick")}
+        return ranks.first(RunResult(dict(summary["metrics"]), folder.path, folder.kept(), objective, **more))
 
 
 def _begin(
@@ -573,10 +578,14 @@ def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
             f"{folder.path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, "
             "or leave resume out for a new run."
         )
-    parts = {key: part if isinstance(part := summary.get(key), dict) else {} for key in ("metrics", "objective")}
+    names = ("metrics", "objective", "ticks", "best")
+    parts = {key: part if isinstance(part := summary.get(key), dict) else {} for key in names}
     values = {key: float(value) if is_number(value) else math.nan for key, value in parts["metrics"].items()}
     value = parts["objective"].get("value")
-    return RunResult(values, folder.path, folder.kept(), value if is_number(value) else None, had_finished=True)
+    ticks = {key: int(tick) for key, tick in parts["ticks"].items() if is_number(tick)}
+    best = int(tick) if is_number(tick := parts["best"].get("tick")) else None
+    objective = value if is_number(value) else None
+    return RunResult(values, folder.path, folder.kept(), objective, had_finished=True, ticks=ticks, best_tick=best)
 
 
 def _note_failure(folder: RunFolder, error: str) -> None:
