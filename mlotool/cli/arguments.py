@@ -4,13 +4,15 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mlotool import config
+from mlotool.cli.terminal import say
 from mlotool.config.recipes import recipe_argument
+from mlotool.config.trusted import recall_trust
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 
@@ -65,6 +67,22 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         "--trust", action="append", default=[], metavar="PACKAGE",
         help="let recipes use a Python package of yours; may be given more than once",
     )  # fmt: skip
+
+
+def take_trust(packages: Sequence[str]) -> None:
+    """Trust the packages of --trust, and where a recipe names them those that `mlotool trust` has remembered.
+
+    Raises:
+        ConfigError: there is no such package, or it is not the user's to trust.
+    """
+    for package in packages:
+        config.trust(package)
+    recall_trust(say)
+
+
+def trust_words(packages: Iterable[str]) -> list[str]:
+    """Return packages as words of a command line."""
+    return [word for package in packages for word in ("--trust", package)]
 
 
 _RECIPE_KEY = re.compile(r"^\+{0,2}recipe=(?P<value>.*)$", re.DOTALL)
@@ -132,8 +150,7 @@ def compose_request(words: Sequence[str], verb: str, trusted: Sequence[str] = ()
     """
     request = read_request(words)
     require_recipe(request, verb)
-    for package in trusted:
-        config.trust(package)
+    take_trust(trusted)
     recipe = request.recipe if request.file is None else str(request.file)
     return request, config.compose(recipe, request.overrides)
 
@@ -155,8 +172,7 @@ def open_sources(request: Request, trusted: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: no such recipe, or a recipe that is refused.
     """
-    for package in trusted:
-        config.trust(package)
+    take_trust(trusted)
     config.register_sources([] if request.file is None else [request.file.parent])
     # The source refuses the same when Hydra loads a recipe; here it happens before Hydra has started at all.
     for name in request.recipe_names():

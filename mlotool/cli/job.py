@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from mlotool import config as configuration
+from mlotool.cli.arguments import take_trust
 from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
 from mlotool.config.composition import finish, later_words
 from mlotool.core.errors import MlotoolError, RunError, WriteError
@@ -53,8 +54,7 @@ class Job:
     def __call__(self, config: Any) -> float | None:
         """Run one job; return its objective, or NaN where it failed."""
         # A launcher may have carried this object into another process.
-        for package in self.trusted:
-            configuration.trust(package)
+        take_trust(self.trusted)
         hydra = HydraConfig.get()
         run_dir = Path(hydra.runtime.output_dir)
         # Not as they are read: one with a reference in it would be resolved, or fail here.

@@ -24,6 +24,7 @@ VERBS = {
     "list": "the recipes there are, with a line each",
     "show": "what a recipe sets (--all: and the defaults), and its graph",
     "validate": "check a recipe without running it",
+    "trust": "remember a package of yours, so that recipes may use it without --trust",
     "schema": "the JSON schema of a recipe, by which editors complete and check it",
     "check": "measure a recipe's hypergradients against the most exact ones",
     "copy": "take a built-in recipe as the start of one of yours",

@@ -37,7 +37,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 import mlotool
 from mlotool.config import Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of, plain
-from mlotool.config.trusted import trusted_packages
+from mlotool.config.trusted import recall_trust, trusted_packages
 from mlotool.core.arguments import is_number, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.messages import is_command_line
@@ -616,6 +616,7 @@ def serve(folder: Path) -> int:
             # The parent may have found them in the folder of a script, or in a directory that it has left.
             sys.path += [home for home in request.trusted.values() if home is not None and home not in sys.path]
             trust_all(request.trusted)
+            recall_trust(lambda _: None)  # the parent has said it
             config, told = load_run_config(folder, is_own=True), launch.run_dir.write_text
             origin, output_dir, resume = request.origin, request.output_dir, request.resume
             result = run(config, output_dir=output_dir, origin=origin, resume=resume, when_created=told)
