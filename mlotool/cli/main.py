@@ -24,6 +24,8 @@ VERBS = {
     "list": "the recipes there are, with a line each",
     "show": "what a recipe sets (--all: and the defaults), and its graph",
     "validate": "check a recipe without running it",
+    "runs": "the runs below a folder, with objective, ticks and time",
+    "compare": "what differs between runs: settings, metrics, curves",
     "trust": "remember a package of yours, so that recipes may use it without --trust",
     "schema": "the JSON schema of a recipe, by which editors complete and check it",
     "check": "measure a recipe's hypergradients against the most exact ones",

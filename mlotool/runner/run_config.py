@@ -538,8 +538,9 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
                 with suppress(WriteError, RunFileError):
                     finish_provenance(folder)
         best, objective = summary["best"] or {}, summary["objective"]["value"]
-        more = {"ticks": dict(summary["ticks"]), "best_tick": best.get("tick")}
-        return ranks.first(RunResult(dict(summary["metrics"]), folder.path, folder.kept(), objective, **more))
+        metrics, ticks, best_tick = dict(summary["metrics"]), dict(summary["ticks"]), best.get("tick")
+        checkpoint = folder.kept()
+        return ranks.first(RunResult(metrics, folder.path, checkpoint, objective, ticks=ticks, best_tick=best_tick))
 
 
 def _begin(
@@ -583,7 +584,8 @@ def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
     values = {key: float(value) if is_number(value) else math.nan for key, value in parts["metrics"].items()}
     value = parts["objective"].get("value")
     ticks = {key: int(tick) for key, tick in parts["ticks"].items() if is_number(tick)}
-    best = int(tick) if is_number(tick := parts["best"].get("tick")) else None
+    tick = parts["best"].get("tick")
+    best = int(tick) if isinstance(tick, int) else None
     objective = value if is_number(value) else None
     return RunResult(values, folder.path, folder.kept(), objective, had_finished=True, ticks=ticks, best_tick=best)
 
