@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple, NoReturn
 
 from mlotool import config
@@ -159,10 +160,15 @@ def require_recipe(request: Request, verb: str) -> None:
     """Raise a ConfigError that lists the recipes where a request names none."""
     if request.recipe is not None:
         return
-    names = [info.name for info in config.list_recipes()]
+    recipes = config.list_recipes()
+    groups: dict[str, list[str]] = {}
+    for info in sorted(recipes, key=lambda info: not info.task):
+        groups.setdefault(info.task or "without a task", []).append(info.name)
+    listed = (wrap(f"{task}: {', '.join(names)}", 100, subsequent_indent="  ") for task, names in groups.items())
     raise ConfigError(
-        f"`mlotool {verb}` needs a recipe, but none was given; expected one of {', '.join(names) or '(none found)'}, "
-        f"or a path to a file. Write: mlotool {verb} {names[0] if names else 'path/to/recipe.yaml'}"
+        f"`mlotool {verb}` needs a recipe, but none was given; expected a name of these, or a path to a file. Write: "
+        f"mlotool {verb} {recipes[0].name if recipes else 'path/to/recipe.yaml'}\n"
+        + "\n".join(line for lines in listed for line in lines)
     )
 
 
