@@ -131,9 +131,23 @@ def _run(name: str) -> list[str]:
             if isinstance(value, int | float) and key.partition("/")[0] not in problems
         }
         lines += ["", "## A run" if search is None else "## A run with the first candidates", "", _how(run), ""]
-        lines += ["| last value of | |", "|---|---|", *(f"| `{key}` | {value:.4g} |" for key, value in metrics.items())]
+        at_best = _at_best(name)
+        lines += ["| value | | taken at |", "|---|---|---|"]
+        lines += [
+            f"| `{key}` | {value:.4g} | {'best checkpoint' if key.partition('/')[0] in at_best else 'last tick'} |"
+            for key, value in metrics.items()
+        ]
         lines += [*_figures(name, run), *_models(name, "The model: its graph and its decisions")]
     return lines
+
+
+def _at_best(name: str) -> set[str]:
+    """Return the splits and analyses that a run evaluates at its end, with the best checkpoint, where it keeps one."""
+    config = _composed(name)
+    splits = {} if config.evaluate is None else dict(config.evaluate.splits)
+    source = str(config.objective).partition("/")[0]
+    has_best = isinstance(splits.get(source), int) or source in config.problems
+    return {*(split for split, every in splits.items() if every == "end"), *config.analyses} if has_best else set()
 
 
 def _how(made: dict[str, Any]) -> str:

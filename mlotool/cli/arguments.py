@@ -4,13 +4,16 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple, NoReturn
 
 from mlotool import config
+from mlotool.cli.terminal import say
 from mlotool.config.recipes import recipe_argument
+from mlotool.config.trusted import recall_trust
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.folders import hub
@@ -78,6 +81,22 @@ class _AllowHub(argparse.Action):
         hub.allow_hub()
 
 
+def take_trust(packages: Sequence[str]) -> None:
+    """Trust the packages of --trust, and where a recipe names them those that `mlotool trust` has remembered.
+
+    Raises:
+        ConfigError: there is no such package, or it is not the user's to trust.
+    """
+    for package in packages:
+        config.trust(package)
+    recall_trust(say)
+
+
+def trust_words(packages: Iterable[str]) -> list[str]:
+    """Return packages as words of a command line."""
+    return [word for package in packages for word in ("--trust", package)]
+
+
 _RECIPE_KEY = re.compile(r"^\+{0,2}recipe=(?P<value>.*)$", re.DOTALL)
 
 
@@ -143,8 +162,7 @@ def compose_request(words: Sequence[str], verb: str, trusted: Sequence[str] = ()
     """
     request = read_request(words)
     require_recipe(request, verb)
-    for package in trusted:
-        config.trust(package)
+    take_trust(trusted)
     recipe = request.recipe if request.file is None else str(request.file)
     return request, config.compose(recipe, request.overrides)
 
@@ -153,10 +171,15 @@ def require_recipe(request: Request, verb: str) -> None:
     """Raise a ConfigError that lists the recipes where a request names none."""
     if request.recipe is not None:
         return
-    names = [info.name for info in config.list_recipes()]
+    recipes = config.list_recipes()
+    groups: dict[str, list[str]] = {}
+    for info in sorted(recipes, key=lambda info: not info.task):
+        groups.setdefault(info.task or "without a task", []).append(info.name)
+    listed = (wrap(f"{task}: {', '.join(names)}", 100, subsequent_indent="  ") for task, names in groups.items())
     raise ConfigError(
-        f"`mlotool {verb}` needs a recipe, but none was given; expected one of {', '.join(names) or '(none found)'}, "
-        f"or a path to a file. Write: mlotool {verb} {names[0] if names else 'path/to/recipe.yaml'}"
+        f"`mlotool {verb}` needs a recipe, but none was given; expected a name of these, or a path to a file. Write: "
+        f"mlotool {verb} {recipes[0].name if recipes else 'path/to/recipe.yaml'}\n"
+        + "\n".join(line for lines in listed for line in lines)
     )
 
 
@@ -166,8 +189,7 @@ def open_sources(request: Request, trusted: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: no such recipe, or a recipe that is refused.
     """
-    for package in trusted:
-        config.trust(package)
+    take_trust(trusted)
     config.register_sources([] if request.file is None else [request.file.parent])
     # The source refuses the same when Hydra loads a recipe; here it happens before Hydra has started at all.
     for name in request.recipe_names():

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from mlotool import config
 from mlotool.cli.arguments import Request, call_hydra, never, open_sources, read_request
-from mlotool.cli.main import VERBS
+from mlotool.cli.main import ALIASES, VERBS
 from mlotool.config import recipes, schema
 from mlotool.core.errors import ConfigError
 
@@ -47,6 +47,7 @@ def _offers(line: str) -> list[str]:
     current = "" if not words or line[-1].isspace() else words.pop()
     if not words:
         return [verb for verb in VERBS if verb.startswith(current)]
+    words[0] = ALIASES.get(words[0], words[0])
     pairs = pairwise(words)
     before = [word for last, word in pairs if last not in OPTIONS_WITH_VALUE and not word.startswith("-")]
     if words[0] not in WITH_RECIPE or current.startswith("-"):

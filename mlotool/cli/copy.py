@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
 from mlotool import __version__, config
-from mlotool.cli.arguments import VerbParser, add_trust, read_request
+from mlotool.cli.arguments import VerbParser, add_trust, read_request, take_trust, trust_words
 from mlotool.cli.terminal import warn
 from mlotool.config import recipes, schema
 from mlotool.core import errors, messages
@@ -40,7 +40,8 @@ def main(words: list[str]) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(target) as temporary:
         temporary.write_text(with_origin(text, f"{origin} by mlotool {__version__}"), encoding="utf-8")
-    print(messages.escape(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
+    command = shlex.join(["mlotool", "run", str(target), *trust_words(arguments.trust)])
+    print(messages.escape(f"copied {arguments.recipe} to {target}; run it: {command}"))
     return 0
 
 
@@ -65,8 +66,7 @@ def _from_web(url: str, target: str, trusted: list[str]) -> tuple[str, str, str]
             f"'{url}': found '{file_name}' as the file's name; expected letters, digits, '-', '_', then .yaml. "
             f"Name the copy: mlotool copy {url} recipes/mine.yaml."
         )
-    for package in trusted:
-        config.trust(package)
+    take_trust(trusted)
     with TemporaryDirectory() as folder:
         file = Path(folder) / file_name
         file.write_text(text, encoding="utf-8")

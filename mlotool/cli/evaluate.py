@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mlotool import config
-from mlotool.cli.arguments import VerbParser, add_trust
+from mlotool.cli.arguments import VerbParser, add_trust, take_trust
 from mlotool.core.messages import escape
 
 
@@ -19,8 +19,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one; best by default")
     add_trust(parser)
     arguments = parser.parse(words)
-    for package in arguments.trust:
-        config.trust(package)
+    take_trust(arguments.trust)
     config.load_run_config(arguments.run, arguments.overrides)  # no folder of a run: said before torch is imported
     from mlotool import runner
 

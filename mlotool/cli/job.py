@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from mlotool import config as configuration
+from mlotool.cli.arguments import take_trust
 from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
 from mlotool.config.composition import finish, later_words
 from mlotool.config.schema import wandb_mode
@@ -54,8 +55,7 @@ class Job:
     def __call__(self, config: Any) -> float | None:
         """Run one job; return its objective, or NaN where it failed."""
         # A launcher may have carried this object into another process.
-        for package in self.trusted:
-            configuration.trust(package)
+        take_trust(self.trusted)
         hydra = HydraConfig.get()
         run_dir = Path(hydra.runtime.output_dir)
         # Not as they are read: one with a reference in it would be resolved, or fail here.
@@ -193,13 +193,14 @@ MAX_METRICS = 40
 
 
 def show_result(config: Any, result: "RunResult") -> None:
-    """Print objective, final metrics of the evaluated splits, and where everything lies."""
+    """Print objective and final metrics of the evaluated splits, each with its tick, and where everything lies."""
     rows: dict[str, str] = {}
     if config.objective is not None and result.objective is not None:
-        rows[f"objective {config.objective}"] = f"{result.objective:.4g}"
+        tick = result.ticks.get(config.objective) if result.best_tick is None else result.best_tick
+        rows[f"objective {config.objective}"] = _taken(result, result.objective, tick)
     splits = () if config.evaluate is None else config.evaluate.splits
     metrics = [(key, value) for key, value in sorted(result.metrics.items()) if key.split("/")[0] in splits]
-    rows |= {key: f"{value:.4g}" for key, value in metrics[:MAX_METRICS]}
+    rows |= {key: _taken(result, value, result.ticks.get(key)) for key, value in metrics[:MAX_METRICS]}
     report = result.output_dir / RunFolder.PAGE
     written = report if report.is_file() else None
     for name, path in (("run folder", result.output_dir), ("checkpoint", result.checkpoint), ("report", written)):
@@ -207,3 +208,12 @@ def show_result(config: Any, result: "RunResult") -> None:
             rows[name] = nearby(path)
     width = max(map(len, rows))
     print_lines(plain_console(), ["\n", *(f"{name:<{width}}  {text}" for name, text in rows.items())])
+
+
+def _taken(result: "RunResult", value: float, tick: int | None) -> str:
+    """Return a value with the tick at which it was taken, where that is known."""
+    if tick is None:
+        return f"{value:.4g}"
+    last = max(result.ticks.values(), default=0)
+    which = " (best checkpoint)" if tick == result.best_tick else " (last)" if tick == last else ""
+    return f"{value:<9.4g} at tick {tick}{which}"

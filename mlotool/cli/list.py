@@ -10,7 +10,7 @@ from shutil import get_terminal_size
 
 from mlotool import config
 from mlotool.cli.arguments import VerbParser
-from mlotool.cli.terminal import one_line
+from mlotool.cli.terminal import UNWATCHED_WIDTH, one_line
 from mlotool.config.recipes import TASKS, RecipeInfo
 
 MIN_WIDTH, MAX_ROWS = 40, 500
@@ -33,7 +33,8 @@ def main(words: list[str]) -> int:
 
 def _table(recipes: list[RecipeInfo]) -> list[str]:
     """Return the recipes below the names of their tasks, in lines that fit the terminal."""
-    width = max(get_terminal_size((80, 24)).columns, MIN_WIDTH)
+    # Nothing is cut where nobody watches, as in `print_table`.
+    width = max(get_terminal_size((UNWATCHED_WIDTH, 24)).columns, MIN_WIDTH)
     names = {recipe.name for recipe in recipes}
     groups: dict[str, list[tuple[str, str]]] = {task: [] for task in TASKS}
     for recipe in recipes[:MAX_ROWS]:

@@ -21,17 +21,23 @@ from mlotool.folders.files import cannot_write
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {
     "run": "train what a recipe describes; all of Hydra: overrides, -m, --cfg job",
-    "list": "the recipes there are, with a line each",
+    "list": "the recipes there are, with a line each; also ls",
     "show": "what a recipe sets (--all: and the defaults), and its graph",
     "validate": "check a recipe without running it",
+    "runs": "the runs below a folder, with objective, ticks and time",
+    "compare": "what differs between runs: settings, metrics, curves",
+    "export": "a finished run's model as safetensors, with its config and a model card",
+    "trust": "remember a package of yours, so that recipes may use it without --trust",
     "schema": "the JSON schema of a recipe, by which editors complete and check it",
     "check": "measure a recipe's hypergradients against the most exact ones",
-    "copy": "take a built-in recipe as the start of one of yours",
+    "copy": "take a built-in recipe as the start of one of yours; also cp",
     "new": "a package of your own to begin with: model, loss, data, recipe, tests",
     "evaluate": "the metrics of a finished run on any split",
     "report": "write the page and the pictures of a finished run again",
     "doctor": "versions, devices, folders and optional extras of this machine",
 }
+# What users of other tools type.
+ALIASES = {"ls": "list", "cp": "copy"}
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -114,6 +120,7 @@ def _dispatch(words: list[str]) -> int:
         from mlotool.runner.run_config import serve
 
         return serve(Path(words[1]))
+    words = [ALIASES.get(words[0], words[0]), *words[1:]]
     if words[0] not in VERBS:
         word = words[0]
         if "=" in word or word.endswith((".yaml", ".yml")) or word in ("-m", "--multirun"):

@@ -18,7 +18,7 @@ import yaml
 from omegaconf import OmegaConf, open_dict
 
 from mlotool import config as configuration
-from mlotool.cli.arguments import Request, compose_request, recipe_parser
+from mlotool.cli.arguments import Request, compose_request, recipe_parser, trust_words
 from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
 from mlotool.config import building, composition, resolve, trusted
 from mlotool.config.sources import unfit_choices
@@ -188,7 +188,7 @@ def show_nodes(config: Any, name: str, words: list[str]) -> None:
     by_hand = ""
     free = [one for one in made.values() if one.name not in config.decisions and len(one.candidates) > 1]
     if free:
-        trusting = [word for package in trusted.trusted_packages() for word in ("--trust", package)]
+        trusting = trust_words(trusted.trusted_packages())
         change = f"decisions.{free[0].name}={free[0].candidates[-1]}"
         by_hand = f"; by hand: {shlex.join(['mlotool', 'run', *words, *trusting, change])}"
     without_values = drawing.WithoutValues()

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?( s)?|nan|-?inf|\N{EN DASH}")
 
 
+# Of lines that nobody watches: nothing is wrapped or cut, as a path in a log file is to be copied.
+UNWATCHED_WIDTH = 500
+
+
 def say(text: str) -> None:
     """Print a line of news."""
     print(f"mlotool: {escape(text)}", file=sys.stderr, flush=True)
@@ -41,7 +45,7 @@ def plain_console() -> "Console":
     # Overrides such as `a=[b]` are no markup.
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 500  # nobody watches, so nothing is wrapped: a path in a log file is to be copied
+        console.width = UNWATCHED_WIDTH
     return console
 
 

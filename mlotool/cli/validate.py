@@ -3,15 +3,17 @@
 What is checked: keys, names, graph, roles, the arguments of mlotool's own targets, the ranges of numbers, the values
 that it sweeps, and where Optuna is installed the options of sampler and pruner. The exit code is 2 where something is
 wrong. With --targets also: third-party targets, which are imported; optimizers, schedulers and hypergradients, and
-data, modules and programs that are small, each of which is built once as a run does; whether the GPU and the data are
-here.
+data, modules and programs that are small, each of which is built once as a run does; each loss, metric and analysis,
+on a few samples, where the models have at most 5 million parameters; whether the GPU and the data are here.
 
   mlotool validate mwn hypergradient=cg
   mlotool validate recipes/mine.yaml --targets  all that can be known before a run
 """
 
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -22,6 +24,7 @@ from mlotool.cli.terminal import warn
 from mlotool.config import composition, sweep_plan
 from mlotool.config.sources import loaded_recipes
 from mlotool.core import errors, messages
+from mlotool.core.process import import_large, import_torch
 from mlotool.sweep import driver, study, study_options
 
 
@@ -35,7 +38,8 @@ def main(words: list[str]) -> int:
     machine = arguments.targets and not arguments.anywhere
     first, warnings = "", list[str]()
     try:
-        warnings = config.check(composed, targets=arguments.targets, machine=machine, parts=arguments.targets)
+        what = {"targets": arguments.targets, "machine": machine, "parts": arguments.targets}
+        warnings = config.check(composed, **what, rehearse=partial(_rehearse, composed))
     except errors.ConfigError as error:
         first = str(error)
     params = OmegaConf.select(composed, "sweep.params", throw_on_resolution_failure=False)
@@ -54,6 +58,14 @@ def main(words: list[str]) -> int:
         f"{messages.escape(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else "")
     )
     return 0
+
+
+def _rehearse(composed: Any, built: Any) -> None:
+    import_torch(with_wandb=False)
+    import_large("mlotool.runner")
+    from mlotool.runner.checking import rehearse_built
+
+    rehearse_built(composed, built)
 
 
 def sweep_faults(request: Request, trusted: list[str], *, machine: bool) -> list[str]:

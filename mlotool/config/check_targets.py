@@ -23,7 +23,7 @@ from mlotool.config.resolve import is_known
 from mlotool.config.safety import DANGEROUS
 from mlotool.config.schema import OPTION_GROUPS, is_node, members, node_kind, walk
 from mlotool.config.sources import loaded_recipes
-from mlotool.config.trusted import CONTAINERS, is_of_user, resolve, trust_fault
+from mlotool.config.trusted import CONTAINERS, foreign_package, how_to_trust, is_of_user, resolve, trust_fault
 from mlotool.core import settings as ranges
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
@@ -32,6 +32,8 @@ from mlotool.folders.documents import leaves
 
 Values = Mapping[str, Any]
 Signature = Mapping[str, Parameter]
+# Of untrusted nodes that one line names.
+MAX_PLACES = 8
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What modules take over from the data.
@@ -95,6 +97,13 @@ def target_faults(values: Values) -> Iterator[str]:
     data = values["data"] if isinstance(values["data"], Mapping) else {}
     referred = {"seed": values["seed"], **{name: data[name] for name in _REFERRED if name in data}}
     yield from _unset_faults(values["problems"])
+    untrusted = _untrusted_packages(values)
+    for package, keys in untrusted.items():
+        places = f"{', '.join(keys[:MAX_PLACES])}{', ...' * (len(keys) > MAX_PLACES)}"
+        yield (
+            f"found {len(keys)} targets of the package '{package}', which is not trusted ({places}); expected names of "
+            f"mlotool and torch. {how_to_trust(package)}"
+        )
     for path, node, annotation in walk(values):
         kind, others = node_kind(annotation), [member for member in members(annotation) if not node_kind(member)]
         # A metric's name is no node, and null is none where the schema allows it.
@@ -102,7 +111,18 @@ def target_faults(values: Values) -> Iterator[str]:
         is_other = is_other or (kind == "optimizer" and are_learned_alone(node))
         if kind is not None and is_known(node) and not is_other:
             known = {"seed": values["seed"]} if kind == "data" else referred
-            yield from _Node(".".join(path), node, kind, values["problems"], known).faults()
+            told = frozenset(untrusted)
+            yield from _Node(".".join(path), node, kind, values["problems"], known, told=told).faults()
+
+
+def _untrusted_packages(values: Values) -> dict[str, list[str]]:
+    """Return the packages that are not trusted and of which several nodes are, with the keys of these."""
+    keys: dict[str, list[str]] = {}
+    for key, name in leaves(values):
+        package = foreign_package(name) if key.endswith("._target_") else None
+        if package is not None:
+            keys.setdefault(package, []).append(key.removesuffix("._target_"))
+    return {package: places for package, places in keys.items() if len(places) > 1}
 
 
 def _unset_faults(problems: Values) -> Iterator[str]:
@@ -148,6 +168,7 @@ class _Node:
         referred: values that nodes refer to by name (`num_classes: ${data.num_classes}`): a fault where they stand.
         given: parameters that come from the node around it.
         is_filled: whether what it lacks comes from where it is put: a candidate of a mutator.
+        told: packages of which it has been said that they are not trusted.
     """
 
     key: str
@@ -157,6 +178,7 @@ class _Node:
     referred: Values
     given: tuple[str, ...] = ()
     is_filled: bool = False
+    told: frozenset[str] = frozenset()
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with the node, and with those inside it."""
@@ -169,7 +191,8 @@ class _Node:
             yield from inside.faults()
         name, ours = node["_target_"], OURS.get(kind, {})
         if fault := trust_fault(key, name, kind):
-            yield fault
+            if foreign_package(name) not in self.told:
+                yield fault
             return
         faults = [*self._special_faults(), *(group_faults(key, node) if kind == "optimizer" else ())]
         if faults:
@@ -210,7 +233,7 @@ class _Node:
             setting = key.removeprefix(f"{self.key}.").partition(".")[0].partition("[")[0]
             kind = kind_inside(self.kind, setting)
             is_filled = self.is_filled or (self.kind == "mutator" and kind in ("module", "mutator"))
-            yield _Node(key, node, kind, self.problems, self.referred, given, is_filled)
+            yield _Node(key, node, kind, self.problems, self.referred, given, is_filled, self.told)
 
     def _what_to_write(self) -> str:
         """Return what to write in the place of what is no node."""

@@ -39,9 +39,18 @@ MAX_SAMPLES = 200_000
 MAX_NUMBERS = 200_000_000
 # What is larger is not built before the run: it takes seconds and memory.
 MAX_PARAMETERS = 50_000_000
+# Nor are losses of more evaluated: a batch of it takes seconds on a CPU.
+MAX_REHEARSED = 5_000_000
 
 
-def check(config: Any, targets: bool = False, machine: bool = False, *, parts: bool = False) -> list[str]:
+def check(
+    config: Any,
+    targets: bool = False,
+    machine: bool = False,
+    *,
+    parts: bool = False,
+    rehearse: Callable[[Built], object] | None = None,
+) -> list[str]:
     """Check a config as a whole; without `targets` nothing is built, and no target is called.
 
     Args:
@@ -51,6 +60,8 @@ def check(config: Any, targets: bool = False, machine: bool = False, *, parts: b
         machine: also ask whether this machine has the GPU, the folders and the files that the config names.
         parts: with `targets`: also build data, modules and the whole program once, as a run does, where they are small
             and their files are there; nothing is downloaded.
+        rehearse: with `parts`: called with what was built, where its modules are small enough for that; a ConfigError
+            that it raises is one of the faults.
 
     Returns:
         Warnings.
@@ -58,11 +69,16 @@ def check(config: Any, targets: bool = False, machine: bool = False, *, parts: b
     Raises:
         ConfigError: with every fault found, one a line.
     """
-    return checked(config, targets=targets, machine=machine, parts=parts)[1]
+    return checked(config, targets=targets, machine=machine, parts=parts, rehearse=rehearse)[1]
 
 
 def checked(
-    config: Any, *, targets: bool, machine: bool = False, parts: bool = False
+    config: Any,
+    *,
+    targets: bool,
+    machine: bool = False,
+    parts: bool = False,
+    rehearse: Callable[[Built], object] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Check a config; return it as plain values, and the warnings."""
     with config_errors():
@@ -78,7 +94,7 @@ def checked(
         dry = _DryBuild(values, faults)
         dry.build_settings(hypergradients)
         if parts:
-            dry.build_parts()
+            dry.build_parts(rehearse)
     if faults:
         raise ConfigError(fault_list(list(dict.fromkeys(faults))))
     return values, list(check_values.warnings_of(values, hypergradients))
@@ -180,8 +196,12 @@ class _DryBuild:
             if self._is_ready(key, node):
                 self._noted(partial(instantiate, key, node))
 
-    def build_parts(self) -> None:
-        """Build data, modules and parallel settings, and the program where nothing is wrong with them."""
+    def build_parts(self, rehearse: Callable[[Built], object] | None) -> None:
+        """Build data, modules and parallel settings, and the program where nothing is wrong with them.
+
+        Args:
+            rehearse: called with the program and what else was built, where that is small.
+        """
         values, data, sizes = self._values, self._data(), dict[str, int | None]()
         for name, problem in values["problems"].items():
             key, node = f"problems.{name}", problem["optimizer"]
@@ -201,6 +221,9 @@ class _DryBuild:
         if data is None or not is_small or self._faults:
             return
         built = self._noted(lambda: assemble(values, cut_down(values, data)))
+        if built is not None and rehearse is not None and sum(size or 0 for size in sizes.values()) <= MAX_REHEARSED:
+            self._noted(partial(_silently, rehearse, built))
+            return
         for name, size in sizes.items():
             num_tasks = values["problems"][name]["tasks"]
             # Whether tasks can share its module shows only where the loss is evaluated.
@@ -266,11 +289,19 @@ def _without(node: Values, keys: Container[str]) -> dict[str, Any]:
     return {name: value for name, value in node.items() if name not in keys}
 
 
+def _silently(rehearse: Callable[[Built], object], built: Built) -> None:
+    from mlotool.core.random_stream import own_random
+
+    with own_random(), warnings.catch_warnings():
+        # The run gives them.
+        warnings.simplefilter("ignore")
+        rehearse(built)
+
+
 def _rehearse(program: Any, problem: str) -> Any:
     from mlotool.core.user_code import user_code
 
     with user_code(ConfigError), warnings.catch_warnings():
-        # The run gives them.
         warnings.simplefilter("ignore")
         program.internals.start(problem)
         stream = program.problems[problem].stream

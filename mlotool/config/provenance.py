@@ -2,11 +2,12 @@
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -46,6 +47,21 @@ class Origin:
     overrides: tuple[str, ...]
     recipe_path: Path | None
     git: Mapping[str, Any] | None = None
+
+    def trusting(self, packages: Iterable[str]) -> "Origin":
+        """Return it with a command line that trusts these packages, also for who has not remembered them.
+
+        Example:
+            >>> Origin("mlotool run mine.yaml", (), None).trusting(["mypackage"]).command
+            'mlotool run mine.yaml --trust mypackage'
+        """
+        if not self.command.startswith("mlotool "):
+            # A call from Python says it by itself.
+            return self
+        words = shlex.split(self.command)
+        missing = [name for name in packages if name not in words and f"--trust={name}" not in words]
+        more = [word for name in missing for word in ("--trust", name)]
+        return replace(self, command=" ".join([self.command, *more]))
 
 
 def write_provenance(folder: RunFolder, config: Any, origin: Origin) -> None:

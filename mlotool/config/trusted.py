@@ -6,19 +6,22 @@ reach is everything.
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.remembered import Place, read_places
 from mlotool.config.schema import is_identifier
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, is_command_line
 from mlotool.core.settings import targets
 from mlotool.core.user_code import add_user_package, nearby, user_frame
+from mlotool.folders.documents import leaves
 
 # fmt: off
 # Without SparseAdam, which wants sparse gradients.
@@ -93,6 +96,9 @@ KINDS = tuple(dict.fromkeys((*_NAMES, *_HOMES)))
 _NEVER = {"mlotool", "torch", "torchvision", "pytorch_lightning", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 # The packages that this process trusts, each with the folder in which it was found; None: in memory alone.
 _packages: dict[str, str | None] = {}
+# Those of them that no command line and no code has named here, but the user's own settings.
+_recalled: set[str] = set()
+_say: Callable[[str], object] | None = None
 
 
 def trust(package: str) -> None:
@@ -106,35 +112,91 @@ def trust(package: str) -> None:
     Raises:
         ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
     """
-    if not is_identifier(package) or not _is_foreign(package):
-        top = re.split(r"[./\\]", package)[0]
-        raise ConfigError(
-            f"{_trusting(package)}: expected the top-level name of a package of yours: letters, digits and '_', and "
-            "none of Python's or of mlotool's surroundings. Write "
-            f"{_trusting(top if is_identifier(top) and _is_foreign(top) else 'mymodels')}."
-        )
+    _check_name(package, _trusting)
+    is_in_memory = package in sys.modules and _package_place(package) is None
+    place = None if is_in_memory else find_package(package, _trusting)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    file = _package_file(package)
-    if file is None and package not in sys.modules:
-        siblings = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or path.is_dir()]
-        raise ConfigError(
-            f"{_trusting(package)}: there is no such package in {here} or on the import path; expected a folder with "
-            f"an __init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or make the file."
-        )
-    folder = None if file is None else file.parent.parent if file.name == "__init__.py" else file.parent
-    _packages[package] = None if folder is None else str(folder.absolute())
+    _packages[package] = None if place is None else str(place.folder)
+    _recalled.discard(package)
     add_user_package(package)
 
 
-def _package_file(package: str) -> Path | None:
-    """Return the `__init__.py` of a top-level package, or a top-level module's file."""
+def find_package(package: str, said: Callable[[str], str]) -> Place:
+    """Return where a package of the user's lies: on the import path, or else in the working directory.
+
+    Args:
+        package: its name.
+        said: returns what the user has written, or should have, of a name.
+
+    Raises:
+        ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
+    """
+    _check_name(package, said)
+    place = _package_place(package)
+    if place is None:
+        siblings = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or path.is_dir()]
+        raise ConfigError(
+            f"{said(package)}: there is no such package in {Path.cwd()} or on the import path; expected a folder with "
+            f"an __init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or make the file."
+        )
+    return place
+
+
+def _check_name(package: str, said: Callable[[str], str]) -> None:
+    if not is_identifier(package) or not _is_foreign(package):
+        top = re.split(r"[./\\]", package)[0]
+        raise ConfigError(
+            f"{said(package)}: expected the top-level name of a package of yours: letters, digits and '_', and "
+            "none of Python's or of mlotool's surroundings. Write "
+            f"{said(top if is_identifier(top) and _is_foreign(top) else 'mymodels')}."
+        )
+
+
+def _package_place(package: str) -> Place | None:
+    """Return where a top-level package or module lies; nothing is imported."""
     try:
         spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            # A folder without __init__.py, before which Python takes a package further down the import path.
+            spec = PathFinder.find_spec(package, [str(Path.cwd())])
     except (ImportError, ValueError):
         return None
-    return None if spec is None or spec.origin is None or not spec.origin.endswith(".py") else Path(spec.origin)
+    is_file = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
+    return Place.of(Path(str(spec.origin))) if spec is not None and is_file else None
+
+
+def recall_trust(say: Callable[[str], object]) -> None:
+    """Let the packages count from now on that the user's settings name (`mlotool trust`), each in its own place.
+
+    One is trusted where a recipe first names it, and `say` is told so in a line. Only the command line calls this.
+    """
+    global _say
+    _say = say
+
+
+def _recall(package: str) -> bool:
+    """Trust a package that the user's settings name, where Python would take it from the very place that they have."""
+    if _say is None or not is_identifier(package) or not _is_foreign(package):
+        return False
+    place = _package_place(package)
+    if place is None or place not in read_places().get(package, ()):
+        return False
+    # Not the working directory, as for --trust, which may be a stranger's: the package's own folder.
+    if str(place.folder) not in sys.path:
+        sys.path.append(str(place.folder))
+    _packages[package] = str(place.folder)
+    _recalled.add(package)
+    add_user_package(package)
+    _say(f"trusting {package} in {place.folder}, as `mlotool trust` has remembered")
+    return True
+
+
+def named_packages(values: Any) -> list[str]:
+    """Return the trusted packages of the user's that plain values name as targets."""
+    targets = [value for key, value in leaves(values) if key.rpartition(".")[2] == "_target_"]
+    return sorted({name.partition(".")[0] for name in targets if is_of_user(name)})
 
 
 def trust_all(packages: Iterable[str]) -> None:
@@ -154,8 +216,11 @@ def _trusting(package: str) -> str:
 
 
 def trusted_packages() -> dict[str, str | None]:
-    """Return the user's packages that this process trusts, each with the folder in which it lies."""
-    return dict(sorted(_packages.items()))
+    """Return the user's packages that this process was told to trust, each with the folder in which it lies.
+
+    Another process looks up by itself what the user's settings name.
+    """
+    return {package: folder for package, folder in sorted(_packages.items()) if package not in _recalled}
 
 
 @lru_cache(maxsize=16)
@@ -190,16 +255,30 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     short = str(name).removeprefix("pytorch_lightning.callbacks.")
     if unfit := [why for names, why in _UNFIT.items() if kind == "callback" and short in names.split()]:
         return f"{key}._target_: found '{name}', which {unfit[0]}."
-    package = str(name).partition(".")[0]
-    is_yours = "." in str(name) and is_identifier(package) and _is_foreign(package)
-    advice = f"For code of yours: {_trusting(package)}." if is_yours else "Correct the name."
+    package = foreign_package(name)
+    advice = "Correct the name." if package is None else how_to_trust(package)
     what = f"no {kind}" if name in trusted_names() else "not trusted"
     return f"{key}._target_: found '{name}', which is {what}; expected one of {_examples(options)}.{hint} {advice}"
 
 
+def foreign_package(name: Any) -> str | None:
+    """Return the package of a target that may be code of the user's and is not trusted; None for another one."""
+    package = str(name).partition(".")[0]
+    is_yours = isinstance(name, str) and "." in name and is_identifier(package) and _is_foreign(package)
+    return package if is_yours and not is_of_user(name) else None
+
+
+def how_to_trust(package: str) -> str:
+    """Return what to do to let a recipe use a package of the user's, and that one of its name is trusted elsewhere."""
+    places = read_places().get(package, []) if _say is not None else []
+    elsewhere = f" `mlotool trust` has remembered another {package}, in {places[0].folder}." if places else ""
+    return f"For code of yours: {_trusting(package)}.{elsewhere}"
+
+
 def is_of_user(name: Any) -> bool:
     """Say whether a target is of a package that the user trusts."""
-    return isinstance(name, str) and "." in name and name.partition(".")[0] in _packages
+    package = str(name).partition(".")[0]
+    return isinstance(name, str) and "." in name and (package in _packages or _recall(package))
 
 
 def resolve(key: str, name: str) -> Any:

@@ -237,8 +237,9 @@ class RunFolder(Folder):
         return None if text is None else parse_document(self.path / self.CONFIG, text)
 
     def overrides(self) -> list[str]:
-        """Return the words of the command line."""
-        return [line.strip() for line in (self.text(self.OVERRIDES) or "").splitlines() if line.strip()]
+        """Return the overrides of the command line; not its `--trust=..`, which stand in the file as well."""
+        lines = [line.strip() for line in (self.text(self.OVERRIDES) or "").splitlines()]
+        return [line for line in lines if line and not line.startswith("--")]
 
     def summary(self) -> dict[str, Any]:
         """Return status, objective, metrics, best and error of the run."""

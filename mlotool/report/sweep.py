@@ -157,30 +157,38 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _row(path: Path, *, is_alive: bool) -> SweepRow:
     run = RecordedRun(RunFolder(path))
     summary, objective = run.summary, as_dict(run.summary.get("objective"))
-    metrics = {str(key): _number(value) for key, value in run.metrics.items()}
-    sizes = {str(key): _number(size) for key, size in as_dict(summary.get("num_parameters")).items()}
-    status = shortened(str(summary.get("status") or "unfinished"), MAX_STATUS)
-    # A job holds its folder; one of a sweep that lives has yet to take hold of it. An interrupted one may go on.
-    if status not in ENDED and (run.folder.is_locked or (is_alive and not summary)):
-        status = "running"
-    duration = _number(run.provenance.get("duration_s")) if summary else None
+    metrics = {str(key): number_of(value) for key, value in run.metrics.items()}
+    sizes = {str(key): number_of(size) for key, size in as_dict(summary.get("num_parameters")).items()}
+    duration = number_of(run.provenance.get("duration_s")) if summary else None
     return SweepRow(
         job=path.name,
-        parameters=_parameters(run),
-        status=status,
+        parameters=parameters_of(run),
+        status=status_of(run, is_alive=is_alive),
         objective=shortened(str(objective.get("key") or ""), MAX_NAME),
-        value=_number(objective.get("value")),
+        value=number_of(objective.get("value")),
         metrics={key: value for key, value in metrics.items() if value is not None},
-        seconds=_number(summary.get("training_s")) if duration is None else duration,
-        num_ticks=None if (num_ticks := _number(summary.get("num_ticks"))) is None else int(num_ticks),
+        seconds=number_of(summary.get("training_s")) if duration is None else duration,
+        num_ticks=None if (num_ticks := number_of(summary.get("num_ticks"))) is None else int(num_ticks),
         folder=path,
         error=shortened(str(summary.get("error") or ""), MAX_ERROR),
         num_parameters={key: int(size) for key, size in sizes.items() if size is not None},
     )
 
 
-def _parameters(run: RecordedRun) -> dict[str, str]:
-    """Return a job's overrides, without what it takes out; before it has written them, those that it was given."""
+def status_of(run: RecordedRun, *, is_alive: bool = False) -> str:
+    """Return how a run has ended; running where a process holds its folder, and unfinished where none does.
+
+    Args:
+        run: as its folder tells it.
+        is_alive: whether it is the job of a sweep that lives, and may have yet to take hold of its folder.
+    """
+    status = shortened(str(run.summary.get("status") or "unfinished"), MAX_STATUS)
+    # An interrupted one may go on.
+    return "running" if status not in ENDED and (run.folder.is_locked or (is_alive and not run.summary)) else status
+
+
+def parameters_of(run: RecordedRun) -> dict[str, str]:
+    """Return a run's overrides, without what it takes out; before it has written them, those that it was given."""
     words = run.overrides or run.job.get("words")
     words = [str(word).strip().lstrip("+") for word in words] if isinstance(words, list) else []
     removed = {word[1:] for word in words if word.startswith("~")}
@@ -188,7 +196,8 @@ def _parameters(run: RecordedRun) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip() not in removed}
 
 
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
+    """Return a number of a file as a float; None for anything else."""
     return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
 
 

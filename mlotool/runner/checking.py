@@ -1,17 +1,18 @@
-"""Compares the hypergradients of a config with the most exact ones."""
+"""What is tried of a config before a run: each loss once, and its hypergradients beside the most exact ones."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from pytorch_lightning import seed_everything
 
-from mlotool.config import build, hypergradient_options
+from mlotool.config import Built, build, hypergradient_options
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.compare import Response, Slope, compare, solved_slope
 from mlotool.program import Program, Schedule
-from mlotool.runner.evaluation import rehearse_losses
+from mlotool.runner.evaluation import Objective, make_evaluator, rehearse, rehearse_analyses, rehearse_losses
 from mlotool.runner.process_settings import torch_settings
 
 SOLUTION = "of the solution, by a converged solve"
@@ -40,6 +41,21 @@ class Check:
     responses: tuple[Response, ...]
     slope: Slope
     reference: str
+
+
+def rehearse_built(config: Any, built: Built) -> None:
+    """Evaluate each loss, metric and analysis once on a few samples, as a run does before its first tick.
+
+    Args:
+        config: a composed config.
+        built: what `build` has made of it.
+
+    Raises:
+        ConfigError: one of them fails, or does not return what it should.
+    """
+    splits = {} if config.evaluate is None else dict(config.evaluate.splits)
+    evaluator, objective = make_evaluator(config, built), Objective.from_config(config)
+    rehearse(built.program, evaluator, splits, objective, partial(rehearse_analyses, built))
 
 
 def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:

@@ -42,12 +42,14 @@ class MetricLog(Logger):
 
     Attributes:
         last: the last value of each key.
+        ticks: the tick of that value.
         loggers: Lightning's, which get what is logged from now on.
     """
 
     def __init__(self, folder: Path, file: MetricsFile | None, tick: Callable[[], int] = lambda: 0) -> None:
         super().__init__()
         self.last: dict[str, float] = {}
+        self.ticks: dict[str, int] = {}
         self.loggers: list[Logger] = []
         self._folder, self._file, self._tick = folder, file, tick
 
@@ -56,6 +58,7 @@ class MetricLog(Logger):
         if not values:
             return
         self.last.update(values)
+        self.ticks.update(dict.fromkeys(values, tick))
         if self._file is not None:
             self._file.append(tick, values)
         for logger in list(self.loggers):

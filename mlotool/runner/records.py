@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from mlotool.config import Built, Origin, write_provenance
 from mlotool.config.composition import plain
+from mlotool.config.trusted import named_packages
 from mlotool.distributed.collectives import Ranks
 from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program
@@ -134,10 +135,13 @@ def warn_of_untrained(program: Program, ranks: Ranks) -> None:
 
 def write_inputs(folder: RunFolder, config: Any, origin: Origin, built: Built) -> None:
     """Write everything that is known before the first tick."""
+    packages = named_packages(plain(config))
+    origin = origin.trusting(packages)
     write_nodes(folder, built)
     write_config(folder, config)
     # Of a run that looked for one to go on with, and found none.
-    folder.write_overrides([word for word in origin.overrides if not word.startswith("resume=")])
+    words = [word for word in origin.overrides if not word.startswith("resume=")]
+    folder.write_overrides([*words, *(f"--trust={package}" for package in packages)])
     folder.write_text(folder.GRAPH, built.program.graph.mermaid())
     if origin.recipe_path is not None:
         folder.copy_recipe(origin.recipe_path)

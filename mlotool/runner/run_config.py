@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -37,7 +37,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 import mlotool
 from mlotool.config import Built, Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of, plain
-from mlotool.config.trusted import trusted_packages
+from mlotool.config.trusted import recall_trust, trusted_packages
 from mlotool.core.arguments import is_number, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.messages import is_command_line
@@ -420,6 +420,8 @@ class RunResult:
         checkpoint: the best checkpoint; the last one where no objective is tracked; None where none is kept.
         objective: the objective's value at the best checkpoint, else its last one.
         had_finished: whether it had finished before, so that nothing was done.
+        ticks: the tick at which each of `metrics` was taken.
+        best_tick: the tick of the best checkpoint, at which `objective` was taken; None where none was chosen.
     """
 
     metrics: dict[str, float]
@@ -427,6 +429,8 @@ class RunResult:
     checkpoint: Path | None
     objective: float | None
     had_finished: bool = False
+    ticks: dict[str, int] = field(default_factory=dict)
+    best_tick: int | None = None
 
 
 def run(
@@ -537,8 +541,10 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
                 # The run is done, or has an error of its own that matters more.
                 with suppress(WriteError, RunFileError):
                     finish_provenance(folder)
-        objective = summary["objective"]["value"]
-        return ranks.first(RunResult(dict(summary["metrics"]), folder.path, folder.kept(), objective))
+        best, objective = summary["best"] or {}, summary["objective"]["value"]
+        metrics, ticks, best_tick = dict(summary["metrics"]), dict(summary["ticks"]), best.get("tick")
+        checkpoint = folder.kept()
+        return ranks.first(RunResult(metrics, folder.path, checkpoint, objective, ticks=ticks, best_tick=best_tick))
 
 
 def _begin(
@@ -577,10 +583,15 @@ def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
             f"{folder.path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, "
             "or leave resume out for a new run."
         )
-    parts = {key: part if isinstance(part := summary.get(key), dict) else {} for key in ("metrics", "objective")}
+    names = ("metrics", "objective", "ticks", "best")
+    parts = {key: part if isinstance(part := summary.get(key), dict) else {} for key in names}
     values = {key: float(value) if is_number(value) else math.nan for key, value in parts["metrics"].items()}
     value = parts["objective"].get("value")
-    return RunResult(values, folder.path, folder.kept(), value if is_number(value) else None, had_finished=True)
+    ticks = {key: int(tick) for key, tick in parts["ticks"].items() if is_number(tick)}
+    tick = parts["best"].get("tick")
+    best = int(tick) if isinstance(tick, int) else None
+    objective = value if is_number(value) else None
+    return RunResult(values, folder.path, folder.kept(), objective, had_finished=True, ticks=ticks, best_tick=best)
 
 
 def _note_failure(folder: RunFolder, error: str) -> None:
@@ -611,6 +622,7 @@ def serve(folder: Path) -> int:
             # The parent may have found them in the folder of a script, or in a directory that it has left.
             sys.path += [home for home in request.trusted.values() if home is not None and home not in sys.path]
             trust_all(request.trusted)
+            recall_trust(lambda _: None)  # the parent has said it
             config, told = load_run_config(folder, is_own=True), launch.run_dir.write_text
             origin, output_dir, resume = request.origin, request.output_dir, request.resume
             result = run(config, output_dir=output_dir, origin=origin, resume=resume, when_created=told)

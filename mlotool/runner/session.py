@@ -240,7 +240,7 @@ class Session(LightningModule):
         if not self.ranks.is_first:
             return
         summary, key, last = self._summary, self.objective.key, self.metric_log.last
-        summary |= {"metrics": last, "num_ticks": self.schedule.num_ticks}
+        summary |= {"metrics": last, "ticks": self.metric_log.ticks, "num_ticks": self.schedule.num_ticks}
         if summary["best"] is None and folder.checkpoint("best").is_file():
             self._note_best(checkpoints.read_checkpoint(folder.checkpoint("best")))
         best = {} if summary["best"] is None else summary["best"]["metrics"]
@@ -509,6 +509,7 @@ class Session(LightningModule):
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
             "metrics": dict(self.metric_log.last),
+            "metric_ticks": dict(self.metric_log.ticks),
             "metrics_position": self.metric_log.position(),
             "training_s": self._training_seconds(),
         }
@@ -525,6 +526,8 @@ class Session(LightningModule):
         self.window.load_state_dict(state["window"], state["tick"])
         self.window.stepped.update(name for name, problem in self.program.problems.items() if problem.num_steps > 0)
         self.metric_log.last.update(state["metrics"])
+        # An older version did not keep them.
+        self.metric_log.ticks.update(state.get("metric_ticks", {}))
         self._seconds_before, self._is_pending = state["training_s"], state["is_pending"]
         # What cannot be put back says so here, and not in the first tick.
         checkpoints.restore_random_states(states, self.program, self.ranks)

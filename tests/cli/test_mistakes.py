@@ -238,3 +238,25 @@ def test_overrides_of_an_evaluation_that_do_nothing_or_too_much_are_told(call: C
     code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
     assert (code, "does nothing" in err) == (0, False), err
     assert out.startswith("val/f1 ")
+
+
+WITH_ANALYSIS = (
+    "analyses: {look: {_target_: mypackage.losses.look, roles: {model: classifier}, split: val, batch_size: 8}}\n"
+)
+# What is wrong only where it is called, and what `validate --targets` says of it.
+CALLED = {
+    "": "",
+    "def good(batch, *, model): return F.cross_entropy(model(batch['input'])[:, :, None], batch['input'])": "problems.classifier.loss",
+    "def look(batches, *, model): return {'x': next(iter(batches))['nothing'].sum()}": "analyses.look: mypackage.losses.look",
+}
+
+
+@pytest.mark.parametrize("source", CALLED)
+def test_what_fails_where_it_is_called_is_found_before_a_run(call: Call, folder: Path, source: str) -> None:
+    look = "\n\ndef look(batches, *, model):\n    return {'x': model(next(iter(batches))['input']).sum()}\n\n\n"
+    with (folder / "mypackage" / "losses.py").open("a") as file:
+        file.write(look + source)
+    with (folder / "mine.yaml").open("a") as file:
+        file.write(WITH_ANALYSIS)
+    code, out, err = call("validate", "mine.yaml", "--trust", "mypackage", "--targets")
+    assert (code, CALLED[source] in err) == (2 if source else 0, True), out + err

@@ -38,8 +38,9 @@ class FakeRunner:
         (output_dir / "overrides.txt").write_text("\n".join(origin.overrides))
         if error is not None:
             raise error
-        metrics = {"val/accuracy": objective["value"], "classifier/loss": 0.1}
+        metrics = {"val/accuracy": 0.25, "test/accuracy": 0.75, "classifier/loss": 0.1}
         more = {"output_dir": output_dir, "checkpoint": None, "objective": objective["value"], "had_finished": False}
+        more |= {"ticks": {"val/accuracy": 30, "test/accuracy": 20}, "best_tick": 20}
         return SimpleNamespace(metrics=metrics, **more)
 
     def write_report(self, run_dir: Path) -> Path:
@@ -69,7 +70,12 @@ def test_runs_in_the_folder_of_hydra(call: Call, runner: FakeRunner, tmp_path: P
     assert made.origin.overrides == ("+recipe=plain", "seed=4", "runner.max_ticks=3")
     assert made.origin.recipe_path.name == "plain.yaml" and runner.reports == [made.output_dir]
     folder = made.output_dir.relative_to(tmp_path)
-    assert "0.54" in out and f"{folder}/report.html" in out and "classifier/loss" not in out
+    assert f"{folder}/report.html" in out and "classifier/loss" not in out
+    assert [" ".join(line.split()) for line in out.splitlines() if "tick" in line] == [
+        "objective val/accuracy 0.54 at tick 20 (best checkpoint)",
+        "test/accuracy 0.75 at tick 20 (best checkpoint)",
+        "val/accuracy 0.25 at tick 30 (last)",
+    ]
     assert "plain.yaml" in err
 
 

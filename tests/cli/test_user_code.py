@@ -78,7 +78,7 @@ def test_a_metric_of_the_users_all_the_way(
     monkeypatch.setattr(trusted, "_packages", {})
     code, _, err = call(*words)
     assert code == 2
-    assert "evaluate.metrics[0]._target_: found 'mypackage.metrics.top', which is not trusted" in err
+    assert "found 5 targets of the package 'mypackage', which is not trusted (data, " in err
     assert "--trust mypackage" in err
     with pytest.raises(ConfigError, match=r"trust=\['mypackage'\]"):
         mlotool.load(folder, "classifier")
