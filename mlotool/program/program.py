@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from mlotool.program.backends import BACKENDS
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.rehearsal import Rehearsals
-from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, Values, learned_hyperparameters, start_of
+from mlotool.program.solution_plan import NOW, Engine, Moment, See, SolutionPlan, Values, learned_hyperparameters, start_of
 
 # Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too.
 NUM_LOOKS = 3
@@ -88,9 +88,11 @@ class Program:
             operation, "inductor", compiled, or "cuda_graph", one launch on a GPU; None leaves steps to their plans.
         trace_from: the step of a problem from which on its steps are traced.
         traces_users_code: whether losses and modules of a user's are traced: as pure functions of tensors.
+        held: problems that take no steps, as in a control; no gradient passes through what they would differentiate.
         run_length: ticks of its run, where it is known; traced steps are compared with the plans' 100 times in it.
 
     Attributes:
+        held: the problems that take no steps.
         engine: the problems by number, with the plans of their losses and solutions.
         recorder: keeps the steps that problems take, for hypergradients that differentiate them.
         random: its random numbers, from where torch's generators are when it is made; `program.random.manual_seed(0)`
@@ -122,12 +124,14 @@ class Program:
         trace: str | None = None,
         trace_from: int = 0,
         traces_users_code: bool = True,
+        held: Iterable[str] = (),
         run_length: int | None = None,
     ) -> None:
         self.problems: dict[str, Problem] = check_program(problems, graph, reduce, trace)
         self.graph = graph
+        self.held = frozenset(map(self._problem, held))
         self._order = find_order(self.problems, graph)
-        self._steps = {name: self._order.steps_of(name) for name in self.problems}
+        self._steps = {name: () if name in self.held else self._order.steps_of(name) for name in self.problems}
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
         self.random = RandomStream(self.devices)
@@ -181,6 +185,10 @@ class Program:
         with torch.no_grad(), self.random:
             solutions, values = engine.solutions[number], engine.nothing()
             return engine.loss_with(engine.losses[number], solutions, values, batch, Moment(batches))
+
+    def watched(self, name: str, see: See) -> AbstractContextManager[None]:
+        """Inside the block, what other problems' modules return in the loss of `name` is what `see` makes of it."""
+        return self.engine.losses[self._number(name)].watched(see)
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.

@@ -30,6 +30,7 @@ from mlotool.core.user_code import Call, WrongResultError, note, noted, user_cod
 from mlotool.folders.run_folder import RunFolder
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batches import BatchFetcher, Share
+from mlotool.problem.neutral import check_held
 from mlotool.program import Problem, Program, Stream
 from mlotool.runner.checkpoint import random_state, restore_random_state
 from mlotool.runner.values import check_start, related, unsound_path
@@ -658,7 +659,7 @@ def rehearse(
     rehearse_losses(program)
     if not all(map(_can_rehearse, program.problems.values())):
         return
-    with user_code(ConfigError), _traceless(program):
+    with user_code(ConfigError), traceless(program):
         if evaluator is not None:
             for split in splits:
                 keys = evaluator.rehearse(split)
@@ -681,7 +682,7 @@ def rehearse_losses(program: Program) -> None:
         for name, problem in problems.items():
             if isinstance(problem.stream, Stream) and not problem.stream.is_repeatable():
                 warnings.warn(_NOT_REPEATABLE.format(name=name), stacklevel=2)
-        with _traceless(program):
+        with traceless(program):
             for name, batch in batches.items():
                 players = {name, *(role.problem for role in problems[name].roles.values())}
                 if all(_can_rehearse(problems[player]) for player in players):
@@ -695,7 +696,8 @@ def _can_rehearse(problem: Problem) -> bool:
 def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     batch, _ = Share.opened(shared)
     before = snapshot(batch)
-    output = program.rehearse(name, shared)
+    with program.watched(name, partial(_check_held, program, name)) if program.held else nullcontext():
+        output = program.rehearse(name, shared)
     try:
         # A step may evaluate a loss many times, and other problems may read its batch.
         check_unchanged(before, batch, "its loss and a batch")
@@ -706,6 +708,13 @@ def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     except Exception as error:
         note(error, lambda: program.call_of(name, batch))
         raise
+
+
+def _check_held(program: Program, lower: str, name: str, method: str, output: Any) -> Any:
+    """Refuse a control of which a module without a neutral value plays a role below it; return the output."""
+    if name in program.held and lower in program.graph.upper_to_lower[name]:
+        check_held(name, program.problems[name].module, method, lower)
+    return output
 
 
 def _check_metrics(output: LossOutput) -> None:
@@ -722,6 +731,8 @@ def _check_name(name: Any, logged: Container[str] = ()) -> None:
 
 def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
     if output.loss.requires_grad or program.solutions_read_by(name) or program.is_zeroth_order(name):
+        return
+    if name in program.held:
         return
     raise WrongResultError(
         "a tensor without a gradient",
@@ -745,7 +756,7 @@ def _check_finite(program: Program, name: str, output: LossOutput) -> None:
 
 
 @contextmanager
-def _traceless(program: Program) -> Iterator[None]:
+def traceless(program: Program) -> Iterator[None]:
     """Draw random numbers again afterwards, give no warning twice, leave compiling and parallel solves to the run."""
     problems = list(program.problems.values())
     random, of_program = random_state(), program.random.state_dict()

@@ -1,6 +1,5 @@
 """The numbers of a run's ticks: losses and metrics over a window, learned values, and whether all are still numbers."""
 
-import inspect
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import takes_nothing
 from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.core.user_code import named
 from mlotool.problem.rank_mean import Reduce, identity_reduce
@@ -142,6 +142,11 @@ def learned_values(program: Program) -> dict[str, float]:
     return values
 
 
+def is_listed(problem: Problem) -> bool:
+    """Say whether `learned_values` lists what a module returns: it is small, and can be called without arguments."""
+    return _are_few(list(problem.theta.values())) and takes_nothing(problem.module.forward)
+
+
 def _are_few(values: list[Any]) -> bool:
     """Say whether values are real tensors of a few numbers."""
     if not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
@@ -151,9 +156,9 @@ def _are_few(values: list[Any]) -> bool:
 
 def _called(problem: Problem) -> Mapping[str, Tensor]:
     """Return what the module gives when it is called; nothing where it takes arguments, or gives no few numbers."""
+    if not takes_nothing(problem.module.forward):
+        return {}
     try:
-        # A call that would take arguments gets none: it is not tried.
-        inspect.signature(problem.module.forward).bind()
         devices = [device for device in problem.devices if device.type == "cuda"]
         with torch.no_grad(), torch.random.fork_rng(devices):
             output = problem.pure(None, False)()
