@@ -1,6 +1,8 @@
 """What the modules of upper problems return inside the losses of the problems that they shape."""
 
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +10,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core.private import tree_leaves
+from mlotool.core.random_stream import own_random
+from mlotool.core.replay import RandomState
 from mlotool.problem.batches import Share
 from mlotool.program.program import Program
 
@@ -48,7 +52,7 @@ def can_watch(program: Program, name: str) -> bool:
 def watched_outputs(program: Program, name: str) -> list[Output]:
     """Evaluate the loss of a problem once more on its last batch, and return what its upper problems' modules returned.
 
-    Random numbers are drawn, which the caller puts back; parameters, buffers and streams stay as they are.
+    Parameters, buffers, streams and random numbers stay as they are.
 
     Args:
         program: the problems.
@@ -74,8 +78,14 @@ def watched_outputs(program: Program, name: str) -> list[Output]:
     # A loss that takes gradients itself needs its own parameters to have some.
     values[number] = [tensor.requires_grad_() for tensor in problem.current()]
     batch = None if problem.stream is None else problem.stream.last()
-    with torch.enable_grad(), program.random, program.watched(name, see):
-        loss = engine.losses[number](values, batch).loss
+    with own_random(), program.random, ExitStack() as contexts:
+        # Of the program's own stream, which is the global one here.
+        contexts.enter_context(RandomState(program.devices).replayed())
+        contexts.enter_context(warnings.catch_warnings())
+        # The steps give them.
+        warnings.simplefilter("ignore")
+        with torch.enable_grad(), program.watched(name, see):
+            loss = engine.losses[number](values, batch).loss
         leaves = [tensor for *_, tensor in seen]
         has_slopes = loss.requires_grad and bool(leaves)
         slopes = torch.autograd.grad(loss, leaves, allow_unused=True) if has_slopes else [None] * len(leaves)

@@ -659,7 +659,7 @@ def rehearse(
     rehearse_losses(program)
     if not all(map(_can_rehearse, program.problems.values())):
         return
-    with user_code(ConfigError), traceless(program):
+    with user_code(ConfigError), _traceless(program):
         if evaluator is not None:
             for split in splits:
                 keys = evaluator.rehearse(split)
@@ -682,7 +682,7 @@ def rehearse_losses(program: Program) -> None:
         for name, problem in problems.items():
             if isinstance(problem.stream, Stream) and not problem.stream.is_repeatable():
                 warnings.warn(_NOT_REPEATABLE.format(name=name), stacklevel=2)
-        with traceless(program):
+        with _traceless(program):
             for name, batch in batches.items():
                 players = {name, *(role.problem for role in problems[name].roles.values())}
                 if all(_can_rehearse(problems[player]) for player in players):
@@ -756,7 +756,7 @@ def _check_finite(program: Program, name: str, output: LossOutput) -> None:
 
 
 @contextmanager
-def traceless(program: Program) -> Iterator[None]:
+def _traceless(program: Program) -> Iterator[None]:
     """Draw random numbers again afterwards, give no warning twice, leave compiling and parallel solves to the run."""
     problems = list(program.problems.values())
     random, of_program = random_state(), program.random.state_dict()

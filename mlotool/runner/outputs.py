@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlotool.config.schema import is_plain_name
@@ -15,8 +17,11 @@ from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program
 from mlotool.program.guard import PythonState
 from mlotool.program.outputs import Output, can_watch, shaping_roles, watched_outputs
-from mlotool.runner.evaluation import traceless
 from mlotool.runner.values import MAX_VALUES, is_listed
+
+Array = NDArray[np.float64]
+# Values, and the losses of their samples.
+Seen = tuple[Array, Array | None]
 
 # Of a histogram; histograms of an output over a run; samples whose value and loss are kept; values that are looked at.
 NUM_BINS, MAX_ROWS, MAX_SAMPLES, MAX_LOOKED_AT = 32, 200, 1_000, 100_000
@@ -61,6 +66,10 @@ class OutputLog:
         problems = program.problems
         self._lowers = [name for name in problems if shaping_roles(program, name) and can_watch(program, name)]
         self._histories: dict[tuple[str, str], History] = {}
+        # Their values are in metrics.csv as they are.
+        self._listed = {name for name, problem in problems.items() if is_listed(problem)}
+        code = [part for problem in problems.values() for part in (problem.loss, *problem.submodules)]
+        self._is_foreign = not is_ours(*code)
 
     def look(self, tick: int) -> dict[str, float]:
         """Return `<upper>/<output>_mean`, `_std`, `_min` and `_max` of each output, and remember the look.
@@ -68,19 +77,20 @@ class OutputLog:
         Args:
             tick: the number of ticks done.
         """
-        found: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
-        for output in self._outputs():
-            values, losses = found.get((output.problem, output.name), (torch.empty(0), torch.empty(0)))
-            both = losses is not None and output.losses is not None
-            losses = torch.cat([losses, output.losses]) if both else None  # type: ignore[list-item]
-            found[output.problem, output.name] = torch.cat([values, output.values]), losses
+        found: dict[tuple[str, str], list[Seen]] = {}
+        for key, seen in self._outputs():
+            found.setdefault(key, []).append(seen)
         logged: dict[str, float] = {}
-        for (upper, name), (values, losses) in found.items():
+        for (upper, name), parts in found.items():
+            values = np.concatenate([values for values, _ in parts])
+            losses = [losses for _, losses in parts if losses is not None]
             history = self._histories.setdefault((upper, name), History())
-            history.add(tick, values, losses, self._program.problems[upper].num_steps)
+            are_each = len(losses) == len(parts)
+            num_steps = self._program.problems[upper].num_steps
+            history.add(tick, values, np.concatenate(losses) if are_each else None, num_steps)
             if history.in_a_row == LOOKS_IN_A_ROW:
                 self._warn(upper, history)
-            facts = {"mean": values.mean(), "std": values.std(correction=0), "min": values.min(), "max": values.max()}
+            facts = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
             logged |= {f"{upper}/{name}_{fact}": float(value) for fact, value in facts.items()}
         return logged
 
@@ -101,7 +111,7 @@ class OutputLog:
     def write(self, folder: RunFolder) -> None:
         """Write `artifacts/outputs_<upper>_<output>.npz` for each output."""
         for (upper, name), history in self._histories.items():
-            folder.write_arrays(f"outputs_{upper}_{name}", {key: x.numpy() for key, x in history.arrays().items()})
+            folder.write_arrays(f"outputs_{upper}_{name}", history.arrays())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen, in plain containers."""
@@ -115,24 +125,25 @@ class OutputLog:
             self._histories[upper, name] = History()
             self._histories[upper, name].load_state_dict(kept)
 
-    def _outputs(self) -> list[Output]:
+    def _outputs(self) -> list[tuple[tuple[str, str], Seen]]:
+        """Return what all ranks see, by upper problem and name."""
         if not self._lowers:
             return []
         outputs: list[Output] = []
-        with traceless(self._program):
-            for name in [*self._lowers]:
-                # One that has not stepped has no last batch.
-                if self._program.problems[name].num_steps > 0:
-                    outputs += self._seen(name)
-        listed = {name for name, problem in self._program.problems.items() if is_listed(problem)}
-        kept = [x for x in outputs if is_plain_name(x.name) and not (x.problem in listed and _is_few(x.values))]
-        return [output for of_rank in self._ranks.gather([_small(x) for x in kept]) for output in of_rank]
+        for name in [*self._lowers]:
+            # One that has not stepped has no last batch.
+            if self._program.problems[name].num_steps > 0:
+                outputs += self._seen(name)
+        kept = [
+            ((x.problem, x.name), (_as_array(x.values), None if x.losses is None else _as_array(x.losses)))
+            for x in outputs
+            if is_plain_name(x.name) and not (x.problem in self._listed and x.values.numel() <= MAX_VALUES)
+        ]
+        return [seen for of_rank in self._ranks.gather(kept) for seen in of_rank]
 
     def _seen(self, name: str) -> list[Output]:
-        problem, problems = self._program.problems[name], list(self._program.problems.values())
-        modules = [part for other in problems for part in other.submodules]
         # What code of a user's keeps in Python is as it was before.
-        python = None if is_ours(problem.loss, *modules) else PythonState(problems)
+        python = PythonState([*self._program.problems.values()]) if self._is_foreign else None
         try:
             return watched_outputs(self._program, name)
         # Of a user's code it may be any error.
@@ -177,11 +188,11 @@ class History:
         self.kind, self.in_a_row, self.num_steps, self.has_warned = "", 0, 0, False
         self.last_range = self._range = (float("nan"), float("nan"))
         # A row is a tick, the ends of the bins, and what they hold; every so many looks have one.
-        self._rows, self._every, self._num_looks = torch.empty(0, 3 + NUM_BINS, dtype=torch.float64), 1, 0
+        self._rows, self._every, self._num_looks = np.zeros((0, 3 + NUM_BINS)), 1, 0
         # Values and losses of the last samples.
-        self._samples = torch.empty(2, 0, dtype=torch.float64)
+        self._samples = np.zeros((2, 0))
 
-    def add(self, tick: int, values: Tensor, losses: Tensor | None, num_steps: int) -> None:
+    def add(self, tick: int, values: Array, losses: Array | None, num_steps: int) -> None:
         """Take what was seen at a look.
 
         Args:
@@ -190,28 +201,28 @@ class History:
             losses: of their samples; None where there is not one value a sample.
             num_steps: of the upper problem.
         """
-        is_finite = values.isfinite() if losses is None else values.isfinite() & losses.isfinite()
-        values, losses = values[is_finite].double(), None if losses is None else losses[is_finite].double()
+        is_finite = np.isfinite(values if losses is None else values + losses)
+        values, losses = values[is_finite], None if losses is None else losses[is_finite]
         if not len(values):
             return
         low, high = self.last_range = float(values.min()), float(values.max())
         if self._num_looks % self._every == 0:
-            counts = torch.histc(values, NUM_BINS, low, high) if high > low else _all_in_one(len(values))
-            row = torch.cat([torch.tensor([float(tick), low, high], dtype=torch.float64), counts])
-            self._rows = torch.cat([self._rows, row[None]])
+            # Of equal values the first bin holds all.
+            counts, _ = np.histogram(values, NUM_BINS, (low, high if high > low else low + 1))
+            self._rows = np.concatenate([self._rows, [[tick, low, high, *counts]]])
             if len(self._rows) > MAX_ROWS:
-                self._rows, self._every = self._rows[::2].clone(), 2 * self._every
+                self._rows, self._every = self._rows[::2], 2 * self._every
         self._num_looks += 1
         # At the first look they are NaN, which `min` and `max` leave out.
         self._range = min(low, self._range[0]), max(high, self._range[1])
         if losses is None:
             return
-        self._samples = torch.cat([self._samples, torch.stack([values, losses])], dim=1)[:, -MAX_SAMPLES:].clone()
+        self._samples = np.concatenate([self._samples, [values, losses]], axis=1)[:, -MAX_SAMPLES:]
         kind = _collapse(values, losses, *self._range) if num_steps else ""
         self.in_a_row = self.in_a_row + 1 if kind and kind == self.kind else int(bool(kind))
         self.kind, self.num_steps = kind, num_steps
 
-    def arrays(self) -> dict[str, Tensor]:
+    def arrays(self) -> dict[str, Array]:
         """Return what the page draws: `tick`, `low`, `high` [n], `count` [n, bins], `value` and `loss` [m]."""
         tick, low, high = self._rows[:, :3].T
         return {
@@ -221,19 +232,26 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it, in plain containers."""
-        names = ("kind", "in_a_row", "num_steps", "has_warned", "_rows", "_every", "_num_looks", "_samples")
-        return {**{name: getattr(self, name) for name in names}, "ranges": [*self._range, *self.last_range]}
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{"range": [*self._range], "last_range": [*self.last_range]},
+            **{name: torch.from_numpy(getattr(self, name).copy()) for name in _ARRAYS},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
-        for name, value in state.items():
-            if name != "ranges":
-                setattr(self, name, value)
-        low, high, *last = state["ranges"]
-        self._range, self.last_range = (low, high), (last[0], last[1])
+        for name in _PLAIN:
+            setattr(self, name, state[name])
+        for name in _ARRAYS:
+            setattr(self, name, state[name].numpy())
+        (low, high), (smallest, largest) = state["range"], state["last_range"]
+        self._range, self.last_range = (low, high), (smallest, largest)
 
 
-def _collapse(values: Tensor, losses: Tensor, low: float, high: float) -> str:
+_PLAIN, _ARRAYS = ("kind", "in_a_row", "num_steps", "has_warned", "_every", "_num_looks"), ("_rows", "_samples")
+
+
+def _collapse(values: Array, losses: Array, low: float, high: float) -> str:
     """Return how values of samples have collapsed, as `History.kind` has it; "" where they have not.
 
     Args:
@@ -247,25 +265,14 @@ def _collapse(values: Tensor, losses: Tensor, low: float, high: float) -> str:
         return "equal"
     # By Euler's theorem: of a loss that only sees their ratios, sum_i w_i dC/dw_i = 0.
     products = values * losses
-    has_scale = float(products.sum().abs()) > 1e-3 * float(products.abs().sum())
+    has_scale = bool(abs(products.sum()) > 1e-3 * np.abs(products).sum())
     if not has_scale:
         low, high = smallest, largest
     is_low = values <= low + WIDTH * (high - low)
-    return ("low" if has_scale else "few") if float(is_low.double().mean()) >= SHARE else ""
+    return ("low" if has_scale else "few") if is_low.mean() >= SHARE else ""
 
 
-def _all_in_one(count: int) -> Tensor:
-    counts = torch.zeros(NUM_BINS, dtype=torch.float64)
-    counts[0] = count
-    return counts
-
-
-def _is_few(values: Tensor) -> bool:
-    return values.numel() <= MAX_VALUES
-
-
-def _small(output: Output) -> Output:
-    """Return an output on the CPU, with at most `MAX_LOOKED_AT` values."""
-    step = -(-len(output.values) // MAX_LOOKED_AT)
-    losses = None if output.losses is None else output.losses[::step].double().cpu()
-    return Output(output.problem, output.name, output.values[::step].double().cpu(), losses)
+def _as_array(values: Tensor) -> Array:
+    """Return values on the CPU, at most `MAX_LOOKED_AT` of them."""
+    array: Array = values[:: -(-len(values) // MAX_LOOKED_AT)].double().cpu().numpy()
+    return array
