@@ -108,7 +108,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
             before = len(asked.made)
             # A control differentiates no solution.
             is_read = bool(graph.readers(name)) and not held
-            problems.append(_problem(name, values, streams[name], is_read=is_read))
+            problems.append(_problem(name, values, data, streams[name], is_read=is_read))
             decisions[name] = list(asked.made.values())[before:]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
     tracing = _tracing(values["runner"]["trace"], problems)
@@ -169,7 +169,7 @@ def derived_seed(seed: int, *purpose: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Problem":
+def _problem(name: str, values: Values, data: Any, stream: Any, *, is_read: bool) -> "Problem":
     from mlotool.problem.neutral import hold
     from mlotool.program import Problem
 
@@ -183,6 +183,9 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
     module = _module(name, node["module"], values["seed"], channels_last=node["channels_last"])
     if name in held_problems(values):
         hold(module, node["neutral"])
+    if getattr(module, "names", ()) is None:
+        # Of a module whose values belong to the parts of the data.
+        module.__dict__["names"] = getattr(data, "domains", None)
     return Problem(
         name,
         module,

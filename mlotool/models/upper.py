@@ -1,5 +1,9 @@
-"""Modules of upper problems: they weigh, correct or perturb samples, or are a vector of numbers."""
+"""Modules of upper problems: they weigh, correct or perturb samples, or are a vector of numbers.
 
+`neutral` of a class is what a control (`baseline=fixed`) holds its outputs at.
+"""
+
+from collections.abc import Sequence
 from math import log
 from typing import Literal
 
@@ -107,6 +111,9 @@ class MixtureWeights(nn.Module):
     Args:
         size: d, how many.
 
+    Attributes:
+        names: of the parts, for logs and pages; in a recipe None becomes the domains of its data.
+
     Example:
         >>> MixtureWeights(4)()
         tensor([0.2500, 0.2500, 0.2500, 0.2500], grad_fn=<SoftmaxBackward0>)
@@ -115,6 +122,7 @@ class MixtureWeights(nn.Module):
     def __init__(self, size: Count) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(size))
+        self.names: Sequence[str] | None = None
 
     def forward(self) -> Tensor:
         """Return the shares (d,)."""

@@ -43,7 +43,7 @@ def shaping_roles(program: Program, name: str) -> list[str]:
 
 
 def can_watch(program: Program, name: str) -> bool:
-    """Say whether the loss of a problem can be evaluated beside its steps, in one process and outside of `torch.vmap`."""
+    """Say whether the loss of a problem can be evaluated beside its steps: no part is in shards, tasks or stages."""
     problem = program.problems[name]
     players = [problem, *(program.problems[role.problem] for role in problem.roles.values())]
     return all(x.shards is None and x.parallel is None and x.settings.tasks is None for x in players)

@@ -32,7 +32,16 @@ from mlotool.program.backends import BACKENDS
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.rehearsal import Rehearsals
-from mlotool.program.solution_plan import NOW, Engine, Moment, See, SolutionPlan, Values, learned_hyperparameters, start_of
+from mlotool.program.solution_plan import (
+    NOW,
+    Engine,
+    Moment,
+    See,
+    SolutionPlan,
+    Values,
+    learned_hyperparameters,
+    start_of,
+)
 
 # Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too.
 NUM_LOOKS = 3

@@ -65,7 +65,9 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
         for _ in range(ticks):
             schedule.tick()
         if program.held:
-            raise ConfigError("baseline: found fixed, with which no hypergradient is taken; expected null. Leave it out.")
+            raise ConfigError(
+                "baseline: found fixed, with which no hypergradient is taken; expected null. Leave it out."
+            )
         uppers = [name for name in program.problems if program.graph.upper_to_lower.get(name)]
         if not uppers:
             raise ConfigError(

@@ -41,8 +41,8 @@ _EQUAL = (
 )
 _LOW = (
     "problems.{upper}: found 99% of the values that '{upper}' gave the samples at the lower end of {range} ({low:.4g} "
-    "to {high:.4g}) at the last {count} looks; expected a part of them, after {steps:,} steps. The problem below hardly "
-    "learns from its samples, or from very few of them."
+    "to {high:.4g}) at the last {count} looks; expected a part of them, after {steps:,} steps. The problem below "
+    "hardly learns from its samples, or from very few of them."
 )
 _ADVICE = (
     " Compare with the control, baseline=fixed; try another optimizer.lr of '{upper}', or more warmup_steps of the "
@@ -109,9 +109,9 @@ class OutputLog:
                 self._warn(upper, history)
 
     def write(self, folder: RunFolder) -> None:
-        """Write `artifacts/outputs_<upper>_<output>.npz` for each output."""
+        """Write `artifacts/outputs_<upper>.<output>.npz` for each output."""
         for (upper, name), history in self._histories.items():
-            folder.write_arrays(f"outputs_{upper}_{name}", history.arrays())
+            folder.write_arrays(f"outputs_{upper}.{name}", history.arrays())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen, in plain containers."""
@@ -226,15 +226,20 @@ class History:
         """Return what the page draws: `tick`, `low`, `high` [n], `count` [n, bins], `value` and `loss` [m]."""
         tick, low, high = self._rows[:, :3].T
         return {
-            **{"tick": tick, "low": low, "high": high, "count": self._rows[:, 3:]},
-            **{"value": self._samples[0], "loss": self._samples[1]},
+            "tick": tick,
+            "low": low,
+            "high": high,
+            "count": self._rows[:, 3:],
+            "value": self._samples[0],
+            "loss": self._samples[1],
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it, in plain containers."""
         return {
             **{name: getattr(self, name) for name in _PLAIN},
-            **{"range": [*self._range], "last_range": [*self.last_range]},
+            "range": [*self._range],
+            "last_range": [*self.last_range],
             **{name: torch.from_numpy(getattr(self, name).copy()) for name in _ARRAYS},
         }
 

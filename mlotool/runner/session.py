@@ -237,6 +237,7 @@ class Session(LightningModule):
             return
         summary, key, last = self._summary, self.objective.key, self.metric_log.last
         summary |= {"metrics": last, "num_ticks": self.schedule.num_ticks, "findings": self.outputs.findings()}
+        summary["baseline"] = self._config.get("baseline")
         if summary["best"] is None and folder.checkpoint("best").is_file():
             self._note_best(checkpoints.read_checkpoint(folder.checkpoint("best")))
         best = {} if summary["best"] is None else summary["best"]["metrics"]
