@@ -203,11 +203,15 @@ def show_result(config: Any, result: "RunResult") -> None:
     rows |= {key: _taken(result, value, result.ticks.get(key)) for key, value in metrics[:MAX_METRICS]}
     report = result.output_dir / RunFolder.PAGE
     written = report if report.is_file() else None
+    if config.baseline == "fixed":
+        rows["control"] = "baseline=fixed: the problems above took no step, at a neutral value"
     for name, path in (("run folder", result.output_dir), ("checkpoint", result.checkpoint), ("report", written)):
         if path is not None:
             rows[name] = nearby(path)
     width = max(map(len, rows))
-    print_lines(plain_console(), ["\n", *(f"{name:<{width}}  {text}" for name, text in rows.items())])
+    findings = RunFolder(result.output_dir).summary().get("findings", ())
+    lines = [f"{name:<{width}}  {text}" for name, text in rows.items()]
+    print_lines(plain_console(), ["\n", *lines, *(f"found: {text}" for text in findings)])
 
 
 def _taken(result: "RunResult", value: float, tick: int | None) -> str:

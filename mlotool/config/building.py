@@ -101,15 +101,18 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     for name, node in values["problems"].items():
         if node["same_batch_as"] is not None:
             streams[name] = SameBatch(streams[node["same_batch_as"]])
+    held = held_problems(values)
     problems, decisions = [], {}
     with deciding(values["decisions"]) as asked:
         for name in values["problems"]:
             before = len(asked.made)
-            problems.append(_problem(name, values, streams[name], is_read=bool(graph.readers(name))))
+            # A control differentiates no solution.
+            is_read = bool(graph.readers(name)) and not held
+            problems.append(_problem(name, values, data, streams[name], is_read=is_read))
             decisions[name] = list(asked.made.values())[before:]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
     tracing = _tracing(values["runner"]["trace"], problems)
-    program = Program(problems, graph, reduce, run_length=values["runner"]["max_ticks"], **tracing)
+    program = Program(problems, graph, reduce, held=held, run_length=values["runner"]["max_ticks"], **tracing)
     if values["runner"]["checkpoint"]:
         check_saved(problems)
     asked_for = {name: made for name, made in decisions.items() if made}
@@ -144,6 +147,17 @@ def _tracing(trace: Any, problems: Iterable["Problem"]) -> dict[str, Any]:
     return {"trace": "eager", "trace_from": TRACE_FROM, "traces_users_code": False}
 
 
+def held_problems(values: Values) -> list[str]:
+    """Return the problems that a control holds: those that shape others; none where `baseline` is null.
+
+    Example:
+        >>> held_problems({"baseline": "fixed", "graph": {"upper_to_lower": {"weights": ["classifier"]}}})
+        ['weights']
+    """
+    edges = values["graph"]["upper_to_lower"] if values["baseline"] == "fixed" else {}
+    return [name for name, lowers in edges.items() if lowers]
+
+
 def derived_seed(seed: int, *purpose: str) -> int:
     """Return a seed of its own for each purpose, the same in every process.
 
@@ -155,7 +169,8 @@ def derived_seed(seed: int, *purpose: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Problem":
+def _problem(name: str, values: Values, data: Any, stream: Any, *, is_read: bool) -> "Problem":
+    from mlotool.problem.neutral import hold
     from mlotool.program import Problem
 
     node, key = values["problems"][name], f"problems.{name}"
@@ -166,6 +181,11 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         if limit is not None:
             settings[setting] = min(settings[setting], limit)
     module = _module(name, node["module"], values["seed"], channels_last=node["channels_last"])
+    if name in held_problems(values):
+        hold(module, node["neutral"])
+    if getattr(module, "names", ()) is None:
+        # Of a module whose values belong to the parts of the data.
+        module.__dict__["names"] = getattr(data, "domains", None)
     loss, optimizer = node["loss"], node["optimizer"] or {}
     optimizer = {setting: value for setting, value in optimizer.items() if setting not in rates}
     # A LightningModule may bring both along.
@@ -193,10 +213,14 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
 
 def build_module(config: Any, name: str) -> "nn.Module":
     """Build the module of a problem alone, on torch's current default device; the config is one that was checked."""
+    from mlotool.problem.neutral import hold
     from mlotool.spaces.decisions import by_mapping
 
     # Other problems' decisions are none of this module's.
-    return decided_module(config, name, by_mapping(dict(config.decisions)))[0]
+    module = decided_module(config, name, by_mapping(dict(config.decisions)))[0]
+    if name in held_problems(config):
+        hold(module, config.problems[name].neutral)
+    return module
 
 
 def decided_module(config: Any, name: str, decide: "Decide") -> "tuple[nn.Module, Decisions]":

@@ -75,6 +75,11 @@ def graph_faults(values: Values) -> Iterator[str]:
         graph.validate(nodes)
     except ConfigError as error:
         yield from str(error).splitlines()
+    if values["baseline"] == "fixed" and not any(graph.upper_to_lower.values()):
+        yield (
+            "baseline: found fixed, and no problem shapes another; expected one whose outputs are held. Set "
+            "baseline=null, or add graph.upper_to_lower."
+        )
     for name, node in nodes.items():
         players = set(node.roles.values())
         if not players or name in players or graph.lowers(name):
@@ -301,6 +306,8 @@ def _stream_warnings(key: str, problem: Values, values: Values) -> Iterator[str]
 def _unused(name: str, problem: Values, values: Values) -> Iterator[str]:
     """Yield hypergradients, steps and schedulers that nothing asks for."""
     readers, key = values["graph"]["lower_to_upper"], f"problems.{name}"
+    if problem.get("neutral") is not None and not values["graph"]["upper_to_lower"].get(name):
+        yield f"{key}.neutral: has no effect, as '{name}' shapes no problem. Remove it."
     lower = next((low for low, uppers in readers.items() if name in uppers), None)
     settings = [
         setting

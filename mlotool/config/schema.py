@@ -165,6 +165,8 @@ class ProblemConfig:
         hypergradient: How gradients pass through the solution of this problem; null: the root's `hypergradient`.
         precision: fp32, bf16 or fp16 around this problem's loss; null: `runner.precision`.
         channels_last: Whether images lie in memory with their channels last, which convolutions on GPUs like.
+        neutral: The value that `baseline=fixed` holds the outputs of this problem's module at, such as 1.0 for weights;
+            null: what the module itself declares.
         parallel: How this problem's own steps pass through its layers in parallel: an option of conf/parallel/, or
             null.
     """
@@ -178,6 +180,7 @@ class ProblemConfig:
     hypergradient: Annotated[Any, Kind("hypergradient")] | None = None
     precision: Precision | None = None
     channels_last: bool = False
+    neutral: float | None = None
     parallel: Annotated[Any, Kind("parallel")] | None = None
 
 
@@ -431,6 +434,8 @@ class Config:
             from. Names and shapes of parameters have to be equal; a model of a shared space takes its part of that
             space. The run begins at tick 0.
         data: An option of conf/data/, or a node with a `_target_` of your own: an object with `split(name)`.
+        baseline: `fixed`: a control. Problems that shape others take no steps, and their modules' outputs are held at a
+            neutral value: weights at 1, labels as given, hyperparameters where they begin. null: all problems train.
         hypergradient: An option of conf/hypergradient/, or a node: how gradients pass through solutions, for every
             problem that has none of its own.
         problems: The optimization problems, by name.
@@ -455,6 +460,7 @@ class Config:
     resume: Annotated[str, MinLen(1)] | None = None
     inherit: Annotated[str, MinLen(1)] | None = None
     data: Annotated[Any, Kind("data")] = MISSING
+    baseline: Literal["fixed"] | None = None
     hypergradient: Annotated[Any, Kind("hypergradient")] = MISSING
     problems: dict[str, ProblemConfig] = field(default_factory=dict)
     graph: GraphConfig = field(default_factory=GraphConfig)

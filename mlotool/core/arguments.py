@@ -3,7 +3,9 @@
 The checks stand where objects are made and functions are entered, never where a loss is evaluated.
 """
 
+import inspect
 import os
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
@@ -78,3 +80,17 @@ def require_texts(key: str, value: Any, example: str) -> None:
     is_right = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
     name, written = key.rpartition(".")[2], value if isinstance(value, str) else example
     require(is_right, key, value, "a list of texts", f"Write {name}=['{written}'].")
+
+
+def takes_nothing(function: Callable[..., Any]) -> bool:
+    """Say whether a function can be called without arguments.
+
+    Example:
+        >>> takes_nothing(lambda: 0), takes_nothing(lambda x: x)
+        (True, False)
+    """
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True

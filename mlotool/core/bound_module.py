@@ -341,6 +341,15 @@ class BoundModule:
             if isinstance(layer, BatchNorm) and (is_training or layer.running_mean is None):
                 return name
         return None
+    def watched(self, see: Callable[[str, Any], Any]) -> "BoundModule":
+        """Return the same module, of which each call returns what `see` makes of its output.
+
+        Args:
+            see: takes the name of the method, "" for a call of the module itself, and what it returned.
+        """
+        bound = copy(self)
+        bound._call = _Watched(self._module, self._call, see)
+        return bound
 
     def moved_buffer(self) -> str | None:
         """Return the name of a buffer of which calls have moved the copy; None where none has."""
@@ -396,6 +405,19 @@ class BoundModule:
             # A module may have assigned a new tensor.
             self._buffers = slots.buffers()
             slots.put_buffers(own)
+
+
+class _Watched(AbstractEvaluation):
+    def __init__(self, module: nn.Module, call: Callable[..., Any], see: Callable[[str, Any], Any]) -> None:
+        self._module, self._call, self._see = module, call, see
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self._see("", self._call(*inputs, **options))
+
+    def method(self, name: str) -> Callable[..., Any]:
+        whole = self._call
+        call = whole.method(name) if isinstance(whole, AbstractEvaluation) else getattr(self._module, name)
+        return lambda *inputs, **options: self._see(name, call(*inputs, **options))
 
 
 # For `BoundModule.in_slots`: the module's own buffers stay in their places, and move.

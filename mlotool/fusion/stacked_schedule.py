@@ -519,6 +519,8 @@ def _unfusable(members: RoundMembers) -> Verdict | None:
     for name in members.names:
         for schedule in members.schedules.values():
             engine = schedule.program.internals.engine
+            if name in schedule.program.internals.held:
+                return Verdict(is_fused=False, reason=f"problems.{name}: it is held, and takes no step")
             if reason := why_untraceable(engine.numbers[name], engine, is_fused=True):
                 return Verdict(is_fused=False, reason=f"problems.{name}: {reason}")
     return None

@@ -1,5 +1,9 @@
-"""Modules of upper problems: they weigh, correct or perturb samples, or are a vector of numbers."""
+"""Modules of upper problems: they weigh, correct or perturb samples, or are a vector of numbers.
 
+`neutral` of a class is what a control (`baseline=fixed`) holds its outputs at.
+"""
+
+from collections.abc import Sequence
 from math import log
 from typing import Literal
 
@@ -29,6 +33,8 @@ class WeightNet(nn.Module):
         torch.Size([5, 1])
     """
 
+    neutral = 1.0
+
     def __init__(self, hidden: Count = 100) -> None:
         super().__init__()
         self.hidden = nn.Linear(1, hidden)
@@ -55,6 +61,8 @@ class SampleWeights(nn.Module):
         >>> SampleWeights(3, initial=0.5)(torch.tensor([2, 0]))
         tensor([0.5000, 0.5000], grad_fn=<SigmoidBackward0>)
     """
+
+    neutral = 1.0
 
     def __init__(self, num_samples: Count, initial: Between0And1 = 0.5) -> None:
         super().__init__()
@@ -103,6 +111,9 @@ class MixtureWeights(nn.Module):
     Args:
         size: d, how many.
 
+    Attributes:
+        names: of the parts, for logs and pages; in a recipe None becomes the domains of its data.
+
     Example:
         >>> MixtureWeights(4)()
         tensor([0.2500, 0.2500, 0.2500, 0.2500], grad_fn=<SoftmaxBackward0>)
@@ -111,10 +122,15 @@ class MixtureWeights(nn.Module):
     def __init__(self, size: Count) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(size))
+        self.names: Sequence[str] | None = None
 
     def forward(self) -> Tensor:
         """Return the shares (d,)."""
         return self.logits.softmax(dim=0)
+
+    def neutral(self) -> Tensor:
+        """Return equal shares (d,)."""
+        return torch.full_like(self.logits, 1 / len(self.logits))
 
 
 # b: batch, t: tokens, w: width of the decoder
@@ -152,6 +168,8 @@ class SequenceWeigher(nn.Module):
         >>> SequenceWeigher(Decoder(256))(torch.ones(2, 7, dtype=torch.int64)).detach()
         tensor([0.5000, 0.5000])
     """
+
+    neutral = 1.0
 
     def __init__(
         self,
@@ -208,6 +226,8 @@ class BoundedPerturbation(nn.Module):
         >>> BoundedPerturbation([1, 2, 2], num_samples=3, radius=0.5)(torch.tensor([2, 7])).shape
         torch.Size([2, 1, 2, 2])
     """
+
+    neutral = 0.0
 
     def __init__(
         self, image_shape: Shape, num_samples: Count, radius: NonNegative, start: Literal["zero", "random"] = "zero"
@@ -268,6 +288,10 @@ class LabelCorrector(nn.Module):
         trust = self.trust(features, target)[:, None]
         given = F.one_hot(target, self.num_classes).to(features.dtype)
         return trust * given + (1 - trust) * torch.softmax(self.predict(features), dim=1)
+
+    def neutral(self, features: Tensor, target: Tensor) -> Tensor:
+        """Return the given labels (b, k) as they are."""
+        return F.one_hot(target, self.num_classes).to(features.dtype)
 
     def predict(self, features: Tensor) -> Tensor:
         """Return the logits (b, k) of q, which the given label has no part in."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from mlotool.program.algorithms import SolutionOrder, check_algorithms, find_ord
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.rehearsal import Rehearsals
-from mlotool.program.solution_plan import NOW, Engine, Moment, learned_hyperparameters, start_of
+from mlotool.program.solution_plan import NOW, Engine, Moment, See, learned_hyperparameters, start_of
 
 # Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too.
 NUM_LOOKS = 3
@@ -62,8 +62,10 @@ class Internals:
         reduce: as for `Program`.
         random: the program's random numbers.
         tracing: how steps are traced.
+        held: problems that take no steps.
 
     Attributes:
+        held: the problems that take no steps.
         engine: the problems by number, with the plans of their losses and solutions.
         order: which solutions depend on which parameters.
         recorder: keeps the steps that problems take, for hypergradients that differentiate them.
@@ -82,10 +84,12 @@ class Internals:
         reduce: Reduce | None,
         random: RandomStream,
         tracing: Tracing,
+        held: Iterable[str] = (),
     ) -> None:
         self._problems, self._graph, self._random, self.tracing = problems, graph, random, tracing
         self.order = find_order(problems, graph)
-        self._steps = {name: self.order.steps_of(name) for name in problems}
+        self.held = frozenset(map(self.name_of, held))
+        self._steps = {name: () if name in self.held else self.order.steps_of(name) for name in problems}
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(problems, self._steps)
         for problem in problems.values():
@@ -115,6 +119,10 @@ class Internals:
         with torch.no_grad(), self._random:
             solutions, values = engine.solutions[number], engine.nothing()
             return engine.loss_with(engine.losses[number], solutions, values, batch, Moment(batches))
+
+    def watched(self, name: str, see: See) -> AbstractContextManager[None]:
+        """Inside the block, what other problems' modules return in the loss of `name` is what `see` makes of it."""
+        return self.engine.losses[self.number(name)].watched(see)
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.

@@ -65,6 +65,7 @@ class Program:
             operation, "inductor", compiled, or "cuda_graph", one launch on a GPU; None leaves steps to their plans.
         trace_from: the step of a problem from which on its steps are traced.
         traces_users_code: whether losses and modules of a user's are traced: as pure functions of tensors.
+        held: problems that take no steps, as in a control; no gradient passes through what they would differentiate.
         run_length: ticks of its run, where it is known; traced steps are compared with the plans' 100 times in it.
 
     Attributes:
@@ -100,13 +101,14 @@ class Program:
         trace: str | None = None,
         trace_from: int = 0,
         traces_users_code: bool = True,
+        held: Iterable[str] = (),
         run_length: int | None = None,
     ) -> None:
         self.problems: dict[str, Problem] = check_program(problems, graph, reduce, trace)
         self.graph = graph
         self.random = RandomStream(self.devices)
         tracing = Tracing(trace, trace_from, traces_users_code, run_length)
-        self.internals = Internals(self.problems, graph, reduce, self.random, tracing)
+        self.internals = Internals(self.problems, graph, reduce, self.random, tracing, held)
 
     def __repr__(self) -> str:
         lines = [f"Program of {len(self.problems)} problem{'s' * (len(self.problems) > 1)}"]

@@ -211,7 +211,10 @@ class Schedule:
             names: of the problems that step together.
             drawn: the batches to take, of steps that are recorded already; None draws them.
         """
-        return {step.problem.name: step.take() for step in self.prepared_round(names, drawn)}
+        held = self.program.internals.held.intersection(names)
+        results = {name: self._held(self.program.problems[name]) for name in names if name in held}
+        stepping = [name for name in names if name not in held]
+        return results | {step.problem.name: step.take() for step in self.prepared_round(stepping, drawn)}
 
     def prepared_round(self, names: Sequence[str], drawn: Drawn | None = None) -> list[PreparedStep]:
         """Return the steps of a round with their gradients; they are yet to be taken. Arguments as for `step_round`.
@@ -276,6 +279,14 @@ class Schedule:
         self._waited = tuple(waited[edge] for edge in self._order.edges)
         self._snapshots = dict(state["snapshots"])
         self._at_start = set(state["at_start"])
+
+    def _held(self, problem: Problem) -> StepResult:
+        """Return the loss of a problem that takes no step, on the batches of the step."""
+        engine = self.program.internals.engine
+        number = engine.numbers[problem.name]
+        draws = self._next_batches(problem)
+        output = LossOutput.mean([engine.losses[number](engine.own(number), batch) for batch, *_ in draws])
+        return StepResult(output.loss, output.metrics)
 
     def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> PreparedStep:
         """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""

@@ -5,6 +5,7 @@ of a lower problem; `add` puts a solution into the values as tensors whose backw
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ from mlotool.program.algorithms import SolutionNode, algorithm_of
 
 # The trained parameters of one problem, in the order of its `theta`.
 Tensors = Sequence[Tensor]
+
+# Takes the name of a problem, that of a method of its module, and what this has returned.
+See = Callable[[str, str, Any], Any]
 
 # By number of the problem, the tensors in its parameters' places; None is the current ones, as constants.
 Values = list[Tensors | None]
@@ -86,6 +90,7 @@ class LossPlan:
         self._tasks = None if num_tasks is None else TaskLosses(problem.name, num_tasks, problem.devices)
         # Until its first evaluation has shown it.
         self._keeps_buffers = False
+        self._see: See | None = None
         self._synced = [(other, other.parallel) for other in problems if other.parallel is not None]
 
     def __call__(self, values: Values, batch: Any, *, live: bool = False) -> LossOutput:
@@ -102,6 +107,19 @@ class LossPlan:
         """Return the losses of the problem's own tasks, 1-D. Arguments as for the call."""
         losses = self._evaluate(self._tasks_apart, values, batch, False).loss
         return losses if self.problem.settings.tasks is not None else losses.mean()
+
+    @contextmanager
+    def watched(self, see: See) -> Iterator[None]:
+        """Inside the block, outputs of the other problems' modules are replaced by what `see` makes of them.
+
+        Args:
+            see: takes the problem's name, the name of its method ("" for a call of the module), and what that returned.
+        """
+        self._see = see
+        try:
+            yield
+        finally:
+            self._see = None
 
     def call_of(self, batch: Any) -> Call:
         """Return in words what the loss is called with, for messages."""
@@ -128,10 +146,16 @@ class LossPlan:
         return self.problem.evaluated(batch, self._players(values, live))
 
     def _players(self, values: Values, live: bool) -> dict[str, BoundModule]:
-        own = self.problem
-        return {
+        own, see = self.problem, self._see
+        players = {
             role: (other.live if live and other is own else other.pure)(values[place], training)
             for role, place, other, training in self._roles
+        }
+        if see is None:
+            return players
+        return {
+            role: players[role] if other is own else players[role].watched(partial(see, other.name))
+            for role, _, other, _ in self._roles
         }
 
     def _of_tasks(self, values: Values, batch: Any, live: bool) -> LossOutput:

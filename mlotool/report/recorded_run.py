@@ -88,11 +88,12 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        """The recipe's name, or else the folder's."""
+        """The recipe's name, or else the folder's; a control says so."""
         name = self.config.get("name")
         if not name and self.provenance.get("recipe_path"):
             name = Path(str(self.provenance["recipe_path"])).stem
-        return str(name or self.folder.path.resolve().name)
+        control = ", control" if self.config.get("baseline") == "fixed" else ""
+        return f"{name or self.folder.path.resolve().name}{control}"
 
     @property
     def status(self) -> str:

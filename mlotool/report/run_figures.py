@@ -253,11 +253,14 @@ def read_weightings(folder: RunFolder) -> tuple[list[Weighting], list[str]]:
 
 def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str, Any], colour: str) -> list[Card]:
     """Draw who got which weight, and the weight against the loss where there are losses."""
-    scatter = [] if weighting.loss is None else [_scatter(book, weighting, weighting.loss, colour)]
+    scatter = [] if weighting.loss is None else [scatter_card(book, weighting, weighting.loss, colour)]
     return [*scatter, _histogram(book, weighting, colour, _facts(weighting, metrics))]
 
 
-def _scatter(book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], colour: str) -> Card:
+def scatter_card(
+    book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], colour: str, note: str = ""
+) -> Card:
+    """Draw the weight against the loss, for at most `MAX_POINTS` samples, with medians over intervals of the loss."""
     plot = book.new()
     chosen = np.zeros(len(loss), dtype=bool)
     chosen[np.random.default_rng(0).permutation(len(loss))[:MAX_POINTS]] = True
@@ -278,7 +281,7 @@ def _scatter(book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], 
     plot.label("loss of the sample", "weight")
     plot.axes.yaxis.set_major_formatter(drawing.plain_number())
     plot.legend()
-    note = f"{MAX_POINTS} of {len(loss)} samples, drawn at random." if len(loss) > MAX_POINTS else ""
+    note = f"{MAX_POINTS} of {len(loss)} samples, drawn at random." if len(loss) > MAX_POINTS else note
     return plot.card(f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.folders.run_folder import RunFolder
-from mlotool.report import layer_parallel, run_figures
+from mlotool.report import layer_parallel, outputs, run_figures
 from mlotool.report.figure import Sketchbook, problem_colours, report_style
 from mlotool.report.formats import NONE, duration, number
 from mlotool.report.graph import model_section, problem_graph
@@ -50,7 +50,7 @@ def write_report(run_dir: Path) -> Path:
     values |= {"recipe": run.recipe, "overrides": run.overrides}
     text = page(
         "run.html", run.name, run=run, badges=BADGES, tiles=_tiles(run), owners=_final(run, values["colours"]),
-        metric_notes=_metric_notes(run), facts=_facts(run), **values,
+        metric_notes=_metric_notes(run), facts=_facts(run), findings=_findings(run), **values,
     )  # fmt: skip
     return folder.write_page(text)
 
@@ -60,6 +60,8 @@ def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:
     readers = (read_series, run_figures.read_weightings, read_models, read_paths, layer_parallel.read_timelines)
     series, weightings, models, paths, timelines = (_noted(run, read(run.folder)) for read in readers)
     parallel, series = layer_parallel.split_series(series)
+    histories = _noted(run, outputs.read_histories(run.folder))
+    given, series = outputs.split_series(series)
     learned = [curve for curve in series if curve.metric.startswith(run_figures.LEARNED)]
     series = _first(run, [curve for curve in series if not curve.metric.startswith(run_figures.LEARNED)])
     evaluate, graph = as_dict(run.config.get("evaluate")), as_dict(run.config.get("graph"))
@@ -76,6 +78,8 @@ def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:
     ]
     timeline_cards = [layer_parallel.timeline_card(book, timeline) for timeline in timelines]
     speedup_cards = [layer_parallel.speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
+    # What an analysis has drawn of all samples is not drawn again of a few.
+    analysed = {problem for arrays in weightings for problem in _players(run, arrays.name)}
     weighting = [
         card
         for arrays in weightings
@@ -91,7 +95,10 @@ def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:
         "models": [model_section(model, shares(paths.get(model.problem, {}))) for model in models],
         "paths": paths,
         "parallel": [*timeline_cards, *speedup_cards, *layer_parallel.numbered_cards(book, parallel)],
-        "learned": run_figures.learned_cards(book, learned[:MAX_SERIES], colours),
+        "learned": [
+            *run_figures.learned_cards(book, learned[:MAX_SERIES], colours),
+            *outputs.output_cards(book, given, histories, colours, analysed),
+        ],
         "weighting": weighting,
         "idle": _idle(run),
     }
@@ -112,9 +119,18 @@ def _first(run: RecordedRun, series: list[Series]) -> list[Series]:
     return kept
 
 
+def _roles(run: RecordedRun, analysis: str) -> dict[Any, Any]:
+    return as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
+
+
+def _players(run: RecordedRun, analysis: str) -> list[str]:
+    """Return the problems whose modules an analysis looks at."""
+    roles = _roles(run, analysis).values()
+    return [str(as_dict(role).get("problem", role)) for role in roles]
+
+
 def _weigher(run: RecordedRun, analysis: str, colours: Mapping[str, str]) -> str:
-    roles = as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
-    return colours.get(str(roles.get("weigher")), "ink")
+    return colours.get(str(_roles(run, analysis).get("weigher")), "ink")
 
 
 def _idle(run: RecordedRun) -> str:
@@ -161,6 +177,15 @@ def _final(run: RecordedRun, colours: Mapping[str, str]) -> dict[str, list[tuple
         row = (name or str(key), key == run.objective.get("key"), [last.get(key), best.get(key)])
         owners.setdefault(owner, []).append(row)
     return {owner: rows for owner, rows in owners.items() if rows}
+
+
+def _findings(run: RecordedRun) -> list[str]:
+    """Say what the run has found out about what it learned, and whether it is a control."""
+    held = [name for name, lowers in as_dict(as_dict(run.config.get("graph")).get("upper_to_lower")).items() if lowers]
+    control = f"A control (baseline=fixed): {', '.join(map(str, held))} took no step, at a neutral value throughout."
+    findings = run.summary.get("findings")
+    found = [str(text)[:1_000] for text in findings[:20]] if isinstance(findings, list) else []
+    return [control, *found] if run.config.get("baseline") == "fixed" else found
 
 
 def _metric_notes(run: RecordedRun) -> list[str]:

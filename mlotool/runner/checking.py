@@ -80,6 +80,10 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
         schedule = Schedule(program)
         for _ in range(ticks):
             schedule.tick()
+        if program.internals.held:
+            raise ConfigError(
+                "baseline: found fixed, with which no hypergradient is taken; expected null. Leave it out."
+            )
         uppers = [name for name in program.problems if program.graph.upper_to_lower.get(name)]
         if not uppers:
             raise ConfigError(

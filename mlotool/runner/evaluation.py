@@ -30,6 +30,7 @@ from mlotool.core.user_code import Call, WrongResultError, note, noted, user_cod
 from mlotool.folders.run_folder import RunFolder
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batches import BatchFetcher, Share
+from mlotool.problem.neutral import check_held
 from mlotool.program import Problem, Program, Stream
 from mlotool.runner.checkpoint import random_state, restore_random_state
 from mlotool.runner.values import check_start, related, unsound_path
@@ -692,7 +693,9 @@ def _can_rehearse(problem: Problem) -> bool:
 def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     batch, _ = Share.opened(shared)
     before = snapshot(batch)
-    output = program.internals.rehearse(name, shared)
+    internals = program.internals
+    with internals.watched(name, partial(_check_held, program, name)) if internals.held else nullcontext():
+        output = internals.rehearse(name, shared)
     try:
         # A step may evaluate a loss many times, and other problems may read its batch.
         check_unchanged(before, batch, "its loss and a batch")
@@ -703,6 +706,13 @@ def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     except Exception as error:
         note(error, lambda: program.internals.call_of(name, batch))
         raise
+
+
+def _check_held(program: Program, lower: str, name: str, method: str, output: Any) -> Any:
+    """Refuse a control of which a module without a neutral value plays a role below it; return the output."""
+    if name in program.internals.held and lower in program.graph.upper_to_lower[name]:
+        check_held(name, program.problems[name].module, method, lower)
+    return output
 
 
 def _check_metrics(output: LossOutput) -> None:
@@ -720,6 +730,8 @@ def _check_name(name: Any, logged: Container[str] = ()) -> None:
 def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
     internals = program.internals
     if output.loss.requires_grad or internals.solutions_read_by(name) or internals.is_zeroth_order(name):
+        return
+    if name in program.internals.held:
         return
     raise WrongResultError(
         "a tensor without a gradient",

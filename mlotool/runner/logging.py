@@ -176,7 +176,7 @@ def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], mode: 
     try:
         run = wandb.init(
             project=config.logger.project,
-            name=f"{config.name}/{run_dir.name}",
+            name=f"{config.name}/{run_dir.name}{', control' if config.get('baseline') == 'fixed' else ''}",
             # The jobs of a sweep are one group.
             group=os.environ.get("WANDB_RUN_GROUP") or (sweep.path.name if sweep.is_sweep else config.name),
             dir=str(run_dir),

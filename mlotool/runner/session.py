@@ -41,6 +41,7 @@ from mlotool.runner.changes import Changes
 from mlotool.runner.evaluation import Objective, Watch
 from mlotool.runner.intervals import ChunkLoader, make_plan
 from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
+from mlotool.runner.outputs import OutputLog
 from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.records import num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.values import Window, check_parameters, explain, hyperparameters, learned_values
@@ -162,6 +163,7 @@ class Session(LightningModule):
         for name, problem in program.problems.items():
             # Callbacks and summaries find the modules here.
             setattr(self, f"problem_{name}", problem.module)
+        self.outputs = OutputLog(program, ranks)
         self.window = Window(reduce=ranks.mean, explain=partial(explain, program.problems))
         is_shown = config.runner.progress_bar and ranks.is_first and seat.is_alone
         self._display = ProgressDisplay(program.problems, self.plan.max_ticks, enabled=is_shown)
@@ -241,10 +243,12 @@ class Session(LightningModule):
             return
         summary, key, last = self._summary, self.objective.key, self.metric_log.last
         summary |= {"metrics": last, "ticks": self.metric_log.ticks, "num_ticks": self.schedule.num_ticks}
+        summary |= {"findings": self.outputs.findings(), "baseline": self._config.get("baseline")}
         if summary["best"] is None and folder.checkpoint("best").is_file():
             self._note_best(checkpoints.read_checkpoint(folder.checkpoint("best")))
         best = {} if summary["best"] is None else summary["best"]["metrics"]
         summary["objective"]["value"] = None if key is None else best.get(key, last.get(key))
+        self.outputs.write(folder)
         folder.write_summary(summary)
 
     def _note_best(self, state: Mapping[str, Any]) -> int:
@@ -427,7 +431,8 @@ class Session(LightningModule):
             values |= hyperparameters(problem, self.program)
         values |= self.program.statistics()
         # A metric of the user's own of the same name stays.
-        values |= {key: value for key, value in learned_values(self.program).items() if key not in values}
+        learned = {**learned_values(self.program), **self.outputs.look(self.schedule.num_ticks)}
+        values |= {key: value for key, value in learned.items() if key not in values}
         self.metric_log.log(self.schedule.num_ticks, values)
         self._display.update(self.schedule.num_ticks, self.metric_log.last)
 
@@ -491,6 +496,7 @@ class Session(LightningModule):
         self.flush()
         if self.schedule.num_ticks >= self.plan.max_ticks:
             warn_of_untrained(self.program, self.ranks)
+            self.outputs.warn_at_the_end()
         distributed.merge_shards(self.program, self.ranks)
         self._display.update(self.schedule.num_ticks, self.metric_log.last, is_last=True)
         self._display.stop()
@@ -508,6 +514,7 @@ class Session(LightningModule):
             "tick": self.schedule.num_ticks,
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
+            "outputs": self.outputs.state_dict(),
             "metrics": dict(self.metric_log.last),
             "metric_ticks": dict(self.metric_log.ticks),
             "metrics_position": self.metric_log.position(),
@@ -524,6 +531,8 @@ class Session(LightningModule):
         self.program.load_state_dict(state["program"])
         self.schedule.load_state_dict(state["schedule"])
         self.window.load_state_dict(state["window"], state["tick"])
+        # A checkpoint of an older version has none.
+        self.outputs.load_state_dict(state.get("outputs", {}))
         self.window.stepped.update(name for name, problem in self.program.problems.items() if problem.num_steps > 0)
         self.metric_log.last.update(state["metrics"])
         # An older version did not keep them.

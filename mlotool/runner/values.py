@@ -1,6 +1,5 @@
 """The numbers of a run's ticks: losses and metrics over a window, learned values, and whether all are still numbers."""
 
-import inspect
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.config.schema import is_plain_name
+from mlotool.core.arguments import takes_nothing
 from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.core.user_code import named
 from mlotool.problem.rank_mean import Reduce, identity_reduce
@@ -124,8 +125,9 @@ def learned_values(program: Program) -> dict[str, float]:
     """Return the values of the small upper problems of a program by key; for each flush, not for each tick.
 
     A module that can be called without arguments gives what the losses see, `<problem>/learned_value`, or
-    `learned_value_<number>` of several; of others the parameters are read, `<problem>/learned_<name>`. Nothing in
-    training changes by it: random numbers and buffers stay as they are.
+    `learned_value_<number>` of several; `learned_<name>` where it returns a dict, or has an attribute `names` with one
+    name a value; of others the parameters are read, `<problem>/learned_<name>`. Nothing in training changes by it:
+    random numbers and buffers stay as they are.
 
     Args:
         program: the problems; those count that shape others and have at most `MAX_VALUES` trainable numbers.
@@ -142,6 +144,11 @@ def learned_values(program: Program) -> dict[str, float]:
     return values
 
 
+def is_listed(problem: Problem) -> bool:
+    """Say whether `learned_values` lists what a module returns: it is small, and can be called without arguments."""
+    return _are_few(list(problem.theta.values())) and takes_nothing(problem.module.forward)
+
+
 def _are_few(values: list[Any]) -> bool:
     """Say whether values are real tensors of a few numbers."""
     if not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
@@ -149,11 +156,20 @@ def _are_few(values: list[Any]) -> bool:
     return 0 < sum(value.numel() for value in values) <= MAX_VALUES
 
 
+def _names_of(module: Any, count: int) -> list[str]:
+    """Return a module's own names of its values; none where it has not one for each of them."""
+    names = getattr(module, "names", None)
+    if not isinstance(names, list | tuple) or not all(map(is_plain_name, names)):
+        return []
+    # That of the target domain of a mixture comes after those of its parts.
+    return [*names[:count]] if len(set(names)) == len(names) >= count else []
+
+
 def _called(problem: Problem) -> Mapping[str, Tensor]:
     """Return what the module gives when it is called; nothing where it takes arguments, or gives no few numbers."""
+    if not takes_nothing(problem.module.forward):
+        return {}
     try:
-        # A call that would take arguments gets none: it is not tried.
-        inspect.signature(problem.module.forward).bind()
         devices = [device for device in problem.devices if device.type == "cuda"]
         with torch.no_grad(), torch.random.fork_rng(devices):
             output = problem.pure(None, False)()
@@ -161,6 +177,8 @@ def _called(problem: Problem) -> Mapping[str, Tensor]:
     except Exception:
         return {}
     values = output if isinstance(output, Mapping) else {"value": output}
+    if isinstance(output, Tensor) and output.dim() == 1 and (names := _names_of(problem.module, len(output))):
+        values = dict(zip(names, output, strict=True))
     return values if _are_few(list(values.values())) else {}
 
 

@@ -47,6 +47,11 @@ def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, whole: Path, tmp
     assert not list(parts.rglob("*.tmp"))
     tiny_run({"resume": str(parts)})
     assert (parts / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    seen = [
+        RunFolder(folder).arrays("artifacts/outputs_weights.output.npz", ("tick", "count"), ())
+        for folder in (parts, whole)
+    ]
+    assert len(seen[0]["tick"]) == 4 and all((seen[0][key] == seen[1][key]).all() for key in seen[0])
     ours, theirs = (read_checkpoint(each / "checkpoints/last.ckpt")["program"] for each in (parts, whole))
     assert_equal(ours["classifier"]["module"], theirs["classifier"]["module"], "module")
 

@@ -309,8 +309,8 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
         return lower_loss(batch, model=model, weigher=weigher)
 
     result = tiny_run({"debug.limit_ticks": 3}, loss=loss, precision="bf16")
-    # The step itself, and the finite difference of the pullback.
-    assert (seen[0], seen[-1]) == (torch.bfloat16, torch.float32)
+    # The step itself, the finite difference of the pullback, and the look at what the weigher gives.
+    assert (seen[0], *seen[-2:]) == (torch.bfloat16, torch.float32, torch.bfloat16)
     assert result.checkpoint is not None
     weights = read_checkpoint(result.checkpoint)["program"]["classifier"]["module"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}

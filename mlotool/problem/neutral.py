@@ -1,0 +1,75 @@
+"""Modules whose outputs are held at a neutral value, as in a control."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.arguments import is_number, require, takes_nothing
+from mlotool.core.errors import ConfigError
+from mlotool.core.private import tree_map
+from mlotool.core.user_code import named
+
+_UNKNOWN = (
+    "problems.{name}.neutral: found nothing, and {module} declares no `neutral`; expected the value that "
+    "baseline=fixed holds its outputs at in the loss of '{lower}'. Set problems.{name}.neutral=1.0 for weights, "
+    "0.0 for what is added."
+)
+_METHOD = (
+    "problems.{name}.neutral: found that the loss of '{lower}' calls the method '{method}' of {module}, which "
+    "baseline=fixed would leave as it begins; expected a call of the module itself. Let its forward return what the "
+    "loss needs."
+)
+
+
+def hold(module: nn.Module, given: float | None) -> None:
+    """Let a module return its neutral value from now on; one that has none stays as it is.
+
+    Args:
+        module: it may have `neutral`, a number, or a method with the arguments of forward that returns the outputs.
+        given: counts before what the module has.
+
+    Example:
+        >>> from mlotool.models import WeightNet
+        >>> net = WeightNet()
+        >>> hold(net, None)
+        >>> net(torch.rand(2, 1))
+        tensor([[1.],
+                [1.]])
+    """
+    neutral = getattr(module, "neutral", None) if given is None else given
+    if neutral is not None:
+        is_right = callable(neutral) or is_number(neutral)
+        require(is_right, f"{type(module).__name__}.neutral", neutral, "a number, or a method with forward's arguments")
+        module.forward = partial(_held, module.forward, neutral)
+
+
+def _held(forward: Callable[..., Any], neutral: Any, *inputs: Any, **options: Any) -> Any:
+    if callable(neutral):
+        return neutral(*inputs, **options)
+    with torch.no_grad():
+        outputs = forward(*inputs, **options)
+    return tree_map(lambda x: torch.full_like(x, neutral) if isinstance(x, Tensor) else x, outputs)
+
+
+def check_held(name: str, module: nn.Module, method: str, lower: str) -> None:
+    """Refuse a module that a lower loss calls, and of which nobody knows a neutral value.
+
+    Args:
+        name: of its problem.
+        module: the module.
+        method: that is called; "" for the module itself.
+        lower: the problem whose loss calls it.
+
+    Raises:
+        ConfigError: there is none. What is called without arguments, such as a hyperparameter, stays where it begins.
+    """
+    fields = {"name": name, "module": named(module), "lower": lower, "method": method}
+    if method:
+        raise ConfigError(_METHOD.format(**fields))
+    own = vars(module).get("forward")
+    is_held = isinstance(own, partial) and own.func is _held
+    if not is_held and not takes_nothing(module.forward):
+        raise ConfigError(_UNKNOWN.format(**fields))
