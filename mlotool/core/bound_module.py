@@ -341,6 +341,7 @@ class BoundModule:
             if isinstance(layer, BatchNorm) and (is_training or layer.running_mean is None):
                 return name
         return None
+
     def watched(self, see: Callable[[str, Any], Any]) -> "BoundModule":
         """Return the same module, of which each call returns what `see` makes of its output.
 
