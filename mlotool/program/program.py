@@ -27,7 +27,14 @@ from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.saved_form import check_whole
-from mlotool.program.algorithms import SolutionOrder, algorithm_of, check_algorithms, find_order, find_zeroth_order
+from mlotool.program.algorithms import (
+    SolutionOrder,
+    algorithm_of,
+    all_nodes,
+    check_algorithms,
+    find_order,
+    find_zeroth_order,
+)
 from mlotool.program.backends import BACKENDS
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
@@ -352,6 +359,10 @@ class Program:
         """
         return self.engine.memories[self._number(name)].value
 
+    def solutions_below(self, name: str) -> list[tuple[str, tuple[str, ...]]]:
+        """Return each solution that the total gradient of `name` needs, inner ones too, with what it depends on."""
+        return [(node.problem, node.inputs) for node in all_nodes(self._steps[name])]
+
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
         numbers: dict[str, float] = {}
@@ -565,7 +576,7 @@ class StepRecorder:
         number, values = self._engine.numbers[name], self._engine.nothing()
         for other, tensors in leaves.items():
             values[other] = tensors
-        values[number] = theta = self._engine.rank_mean.shared(leaves[number])
+        values[number] = theta = self._engine.means[number].shared(leaves[number])
         loss, traits, devices = self._engine.losses[number], self._engine.traits[number], self._problems[name].devices
         if not (traits.is_twice_differentiable or traits.replaces_operators):
             # The search may evaluate twice: not live, since buffers move once a step.
