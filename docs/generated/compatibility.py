@@ -6,7 +6,7 @@ from mlotool.problem.compatibility import FUSE, LEFT_OUT, REFUSED, TRACE
 
 _WORDS = {
     **dict.fromkeys(("name", "solution"), "the problem"),
-    **dict.fromkeys(("reader", "read"), "another problem"),
+    **dict.fromkeys(("reader", "read", "tasks"), "another problem"),
     "algorithm": "the hypergradient",
     "optimizer": "the optimizer",
 }

@@ -120,10 +120,12 @@ def stream_faults(values: Values) -> Iterator[str]:
             yield f"{key}: found '{other}' beside a stream; expected one of the two. Remove one of them."
         elif isinstance(other, str) and other not in streaming:
             yield unknown_name(key, other, streaming)
-        if devices != 1 and problem.get("tasks") is not None:
+        tasks = problem.get("tasks")
+        if isinstance(devices, int) and isinstance(tasks, int) and devices > 0 and tasks % devices:
             yield (
-                f"problems.{name}.tasks: found {problem['tasks']} with runner.devices={devices}, whose ranks would "
-                "divide the tasks; expected null. Set runner.devices=1."
+                f"problems.{name}.tasks: found {tasks} with runner.devices={devices}, which divides the tasks into "
+                f"equal parts; expected a multiple of {devices}. Change it with problems.{name}.stream.batch_size, or "
+                "runner.devices."
             )
     sizes = values["data"].get("sizes") if isinstance(values["data"], Mapping) else None
     if isinstance(sizes, Mapping):

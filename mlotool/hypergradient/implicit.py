@@ -24,7 +24,18 @@ from mlotool.hypergradient.solvers import base
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient, NormalEquationConjugateGradient
 from mlotool.hypergradient.solvers.exact import Exact
-from mlotool.hypergradient.vector import add, aliases, chosen, constants, dot, is_finite, leaves, norm, vector_jacobian
+from mlotool.hypergradient.vector import (
+    add,
+    aliases,
+    chosen,
+    constants,
+    dot,
+    is_finite,
+    leaves,
+    norm,
+    scaled,
+    vector_jacobian,
+)
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 
 # Up to here, of each task, the reference is the dense solve.
@@ -305,7 +316,9 @@ class _ImplicitPullback:
         solution = self._solve(product, cotangent, theta, inputs, self._start(cotangent))
         if settings.warm_start and is_finite(solution):
             state: ImplicitState = problem.memory.value
-            starts = {**(state.starts or {}), problem.reader: tuple(solution)}
+            # As in one process, for a checkpoint.
+            kept = solution if problem.num_parts == 1 else scaled(solution, 1 / problem.num_parts)
+            starts = {**(state.starts or {}), problem.reader: tuple(kept)}
             problem.memory.value = state._replace(starts=starts)
         cotangents = product.cross(solution, -1.0)
         if before is not None:
@@ -321,7 +334,8 @@ class _ImplicitPullback:
         start = (problem.memory.value.starts or {}).get(problem.reader, ()) if self.settings.warm_start else ()
         if [(part.shape, part.dtype) for part in start] != [(part.shape, part.dtype) for part in vector]:
             return None
-        return [part.to(like.device) for part, like in zip(start, vector, strict=True)]
+        placed = [part.to(like.device) for part, like in zip(start, vector, strict=True)]
+        return placed if problem.num_parts == 1 else scaled(placed, float(problem.num_parts))
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the same as functions of theta, the inputs and the cotangent, for problems that are nested above.

@@ -36,6 +36,7 @@ class Case:
         is_nested: that problem eliminates lower solutions inside its own stationarity.
         is_differentiated: a nested problem above needs the derivative of its pullback.
         read: a problem whose solution this problem's gradient passes through.
+        shaped_by_tasks: a problem with tasks, on whose parameters its solution depends.
         num_ranks: processes that share each batch.
         runs_in_part: each call of its module runs a part of it, on several ranks.
         is_traced: its gradient is to run as a traced program.
@@ -56,6 +57,7 @@ class Case:
     is_nested: bool = False
     is_differentiated: bool = False
     read: str = ""
+    shaped_by_tasks: str = ""
     num_ranks: int = 1
     runs_in_part: bool = False
     is_traced: bool = False
@@ -130,7 +132,10 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
     "EvolutionStrategies": _is("EvolutionStrategies"),
     "nested": lambda case: case.is_nested,
     "nested above": lambda case: case.is_differentiated,
+    "rule: barrier": lambda case: getattr(case.algorithm, "rule", None) == "barrier",
+    "shaped by tasks": lambda case: case.shaped_by_tasks != "",
     "several ranks": lambda case: case.num_ranks > 1,
+    "tasks on several ranks": lambda case: case.settings.tasks is not None and case.num_ranks > 1,
     "shared space on ranks": lambda case: case.runs_in_part,
     "runner.trace": lambda case: case.is_traced,
     "sweep.fuse": lambda case: case.is_fused,
@@ -140,7 +145,8 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
 class Row(NamedTuple):
     """Two features that do not go together.
 
-    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}`, `{algorithm}` and `{optimizer}` of the case.
+    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}`, `{tasks}`, `{algorithm}` and `{optimizer}` of the
+    case.
 
     Args:
         first: a key of FEATURES.
@@ -166,8 +172,12 @@ _PART_STEPS = "ranks that used a parameter average its gradient, and {algorithm}
 _ABOVE = "a problem above both shapes and reads '{name}', so its pullback is differentiated"
 _NESTED = "'{name}' both shapes and reads a lower problem, whose solution it does not know at each of its points"
 _UNDERFLOW = "its pullback is part of another one, where no loss scale keeps from underflow"
-_TASK_AXIS = "the tasks are the batch's first axis, which ranks would divide (runner.devices=1 does not)"
 _READY = "ranks divide the samples of a batch, and an iterable data set that gives batches hides them"
+_OWN_TASKS = "each rank has tasks of its own"
+_SHAPED = (
+    "its solution is that of all ranks, and depends on parameters of '{tasks}', of which each rank has those of its "
+    "own tasks (runner.devices=1 divides none)"
+)
 _SECOND_ORDER = (
     "the gradient of '{reader}' passes through that solution by {algorithm}, and sharded parameters have no second "
     "derivatives (FSDP2 frees what they need)"
@@ -178,7 +188,8 @@ _REAL = "real parameters, such as torch.view_as_real(z)"
 _OTHER_STEPS = "{algorithm} needs the gradients of '{name}', and layer-parallel steps follow others"
 _ONE_PROCESS = "its gradient passes through the solution of '{read}' on one process alone"
 _KNOWN_OPTIMIZERS = ", ".join(kind.__name__ for kind in RULES)
-_PURE = f"one of torch.optim's {_KNOWN_OPTIMIZERS}, or an implicit hypergradient"
+_STEPS = f"one of torch.optim's {_KNOWN_OPTIMIZERS}"
+_PURE = f"{_STEPS}, or an implicit hypergradient"
 
 REFUSED: tuple[Row, ...] = (
     Row("tasks", "compile", "tasks run through torch.vmap", "compile", "false"),
@@ -194,8 +205,18 @@ REFUSED: tuple[Row, ...] = (
     Row("shard", "hypergradient", _SECOND_ORDER, "shard", "false, or hypergradient: first_order at '{solution}'"),
     Row("shared space on ranks", "shard: true", "ranks on other paths wait for them", "shard", "false, or ['head.*']"),
     Row("tasks", "parallel", _STAGES, "tasks", "null"),
-    Row("tasks", "several ranks", _TASK_AXIS, "tasks", "null"),
     Row("ready batches", "several ranks", _READY, "stream", "a data set of samples, and a batch_size"),
+    Row(
+        "tasks on several ranks",
+        "another optimizer",
+        f"{_OWN_TASKS}, and {{optimizer}} may mix them",
+        "optimizer",
+        _STEPS,
+    ),
+    Row("tasks on several ranks", "precision: fp16", "an overflow in one task skips all", "precision", "fp32 or bf16"),
+    Row("tasks on several ranks", "SABA", f"{_OWN_TASKS}, and its tables mix them", "hypergradient", "an implicit one"),
+    Row("tasks on several ranks", "rule: barrier", "all tasks share its multiplier", "hypergradient.rule", "fixed"),
+    Row("several ranks", "shaped by tasks", _SHAPED, "tasks", "that of '{tasks}'"),
     Row("tasks", "drawn paths", "torch.vmap cannot draw by values (spaces.PathWeights mixes)", "tasks", "null"),
     Row("shared space on ranks", "simulated steps", _PART_STEPS, "hypergradient", "an implicit one, or first_order"),
     Row("shared space on ranks", "directed steps", _PART_STEPS, "hypergradient", "an implicit one, or first_order"),
@@ -302,6 +323,7 @@ def _filled(text: str, case: Case) -> str:
         "solution": case.solution or case.name,
         "reader": case.reader,
         "read": case.read,
+        "tasks": case.shaped_by_tasks,
         "algorithm": type(case.algorithm).__name__,
         "optimizer": type(case.optimizer).__name__,
     }

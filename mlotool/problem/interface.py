@@ -130,6 +130,8 @@ class LowerProblem:
         has_linear_step: whether the optimizer's next step is linear in the gradient.
         cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
             a mean over the tasks, else 1.
+        num_parts: into how many parts ranks have divided the tasks, each of which has a mean of its own: what arrives
+            is that many times what it is in one process.
         traits: what was found out about the problem's loss.
         memory: what its algorithm keeps from one pullback to the next, for all readers.
         random: a context in which the program's random numbers are drawn, for what autograd calls later.
@@ -145,6 +147,7 @@ class LowerProblem:
     has_blocks: bool = False
     has_linear_step: bool = False
     cotangent_scale: float = 1.0
+    num_parts: int = 1
     traits: LossTraits = field(default_factory=LossTraits, compare=False)
     memory: Memory = field(default_factory=Memory, compare=False)
     random: AbstractContextManager[None] = field(default_factory=nullcontext, compare=False)

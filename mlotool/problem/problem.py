@@ -18,7 +18,9 @@ from mlotool.core.errors import RunError
 from mlotool.core.gradient import autocast
 from mlotool.core.lightning_module import LightningEvaluation, collected_logs, is_lightning_module
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.private import tree_map_only
 from mlotool.core.unchanged import SameObjects, deep_copy
+from mlotool.distributed.collectives import Ranks
 from mlotool.losses.lightning import training_step
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.batches import mixed_seed
@@ -34,7 +36,8 @@ from mlotool.problem.remat import rematerialize
 from mlotool.problem.settings import ProblemNode, ProblemSettings
 from mlotool.problem.shards import PartShards, Shards, gathered
 from mlotool.problem.stream import Stream
-from mlotool.problem.tasks import stack_parameters
+from mlotool.problem.task_share import TaskShare
+from mlotool.problem.tasks import replace_trained, stack_parameters
 from mlotool.problem.trajectory import Streams, Trajectory
 
 if TYPE_CHECKING:
@@ -127,6 +130,7 @@ class Problem:
         if self.settings.tasks is not None:
             stack_parameters(name, module, self.settings.tasks)
         self.shards: Shards | None = None
+        self.task_share: TaskShare | None = None
         self.compiled: Callable[..., Any] | None = compile_module(module) if self.settings.compile else None
         remat = self.settings.remat
         self.rematerialized = None if remat is None else rematerialize(name, module, remat)
@@ -197,6 +201,11 @@ class Problem:
     def devices(self) -> tuple[torch.device, ...]:
         """The CUDA devices of its parameters."""
         return tuple({tensor.device for tensor in self.theta.values() if tensor.is_cuda})
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Length of its parameters' task axis: `settings.tasks`, or this rank's part of them; None without one."""
+        return None if self.settings.tasks is None else len(self.own[0])
 
     def current(self) -> tuple[Tensor, ...]:
         """Return the trained parameters, detached, in the order of `theta`; they share the parameters' memory."""
@@ -395,6 +404,34 @@ class Problem:
         self._take_module(module, before, None)
         if optimizer is not None and state is not None:
             optimizer.load_state_dict(state)
+
+    def divide_tasks(self, ranks: Ranks) -> None:
+        """Go on with this rank's part of the tasks; all ranks call it, with the same parameters.
+
+        Args:
+            ranks: among which the tasks are divided; their number divides that of the tasks.
+        """
+        assert self.settings.tasks is not None
+        self.task_share = TaskShare(self.settings.tasks, ranks)
+        self._move_tasks(self.task_share.part)
+
+    def merge_tasks(self) -> None:
+        """Go on with all tasks, which the ranks exchange; all ranks call it, once."""
+        assert self.task_share is not None
+        self._move_tasks(self.task_share.whole)
+        self.task_share = None
+
+    def _move_tasks(self, move: Callable[[Tensor], Tensor]) -> None:
+        before, optimizer = dict(self.module.named_parameters()), self.optimizer
+        shapes, state = {tensor.shape for tensor in self.own}, None if optimizer is None else optimizer.state_dict()
+        replace_trained(self.module, move)
+        self._take_module(self.module, before, None)
+        self.initial = tuple(map(move, self.initial))
+        # Steps of other tasks are none of these.
+        self.trajectory.clear()
+        if optimizer is not None and state is not None:
+            kept = tree_map_only(Tensor, lambda x: move(x) if x.shape in shapes else x, state["state"])
+            optimizer.load_state_dict({**state, "state": kept})
 
     def _take_module(self, module: nn.Module, before: Mapping[str, nn.Parameter], shards: Shards | None) -> None:
         """Go on with the parameters of another module, with an empty state of the optimizer."""

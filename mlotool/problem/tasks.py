@@ -28,14 +28,20 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
     running = [name for name, _ in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
     expected = f"no running statistics with tasks={num_tasks}, since the tasks would share them"
     require(not running, f"problems.{problem}.module", ", ".join(running), expected, "Use another normalization.")
+    replace_trained(module, lambda parameter: parameter.expand(num_tasks, *parameter.shape))
+
+
+def replace_trained(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
+    """Replace each parameter that requires a gradient by a copy of what `make` returns for its values."""
     # With the originals, so that no copy takes the number of one.
-    stacked: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for child in module.modules():
         for name, parameter in child._parameters.items():
             if parameter is not None and parameter.requires_grad:
-                copies = nn.Parameter(parameter.detach().expand(num_tasks, *parameter.shape).clone())
+                if id(parameter) not in replaced:
+                    replaced[id(parameter)] = parameter, nn.Parameter(make(parameter.detach()).clone())
                 # A tied parameter has several places.
-                child._parameters[name] = stacked.setdefault(id(parameter), (parameter, copies))[1]
+                child._parameters[name] = replaced[id(parameter)][1]
 
 
 class TaskLosses:
@@ -43,7 +49,7 @@ class TaskLosses:
 
     Args:
         problem: whose loss it is, for messages.
-        num_tasks: how many there are.
+        num_tasks: how many there are, on all ranks together.
         devices: CUDA devices whose generators are used.
     """
 
@@ -70,7 +76,8 @@ class TaskLosses:
             output = evaluate(tensors, part)
             return output.loss, dict(output.metrics) if with_metrics else {}
 
-        tree_map(self._check, batch)
+        num_own = len(next(iter(stacked.values()))[0])
+        tree_map(lambda value: self._check(value, num_own), batch)
         losses, metrics = self._evaluated(one, stacked, batch)
         return LossOutput(losses, {name: values.mean() for name, values in metrics.items()})
 
@@ -95,14 +102,16 @@ class TaskLosses:
 
     def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         leaves, structure = tree_flatten((stacked, batch))
+        num_own = len(next(iter(stacked.values()))[0])
         # Not by index: its backward would fill zeros for all other tasks.
-        parts = zip(*[leaf.unbind() if isinstance(leaf, Tensor) else [leaf] * self._num_tasks for leaf in leaves])  # noqa: B905
+        parts = zip(*[leaf.unbind() if isinstance(leaf, Tensor) else [leaf] * num_own for leaf in leaves])  # noqa: B905
         losses, metrics = zip(*[one(*tree_unflatten(list(part), structure)) for part in parts], strict=True)
         return torch.stack(losses), {name: torch.stack([values[name] for values in metrics]) for name in metrics[0]}
 
-    def _check(self, value: Any) -> Any:
-        is_right = not isinstance(value, Tensor) or (value.dim() > 0 and len(value) == self._num_tasks)
-        expected = f"batches with {self._num_tasks} tasks along the first axis"
+    def _check(self, value: Any, num_own: int) -> Any:
+        is_right = not isinstance(value, Tensor) or (value.dim() > 0 and len(value) == num_own)
+        part = "" if num_own == self._num_tasks else f", this rank's part of {self._num_tasks}"
+        expected = f"batches with {num_own} tasks along the first axis{part}"
         advice = f"Set stream.batch_size={self._num_tasks}, with data whose samples are tasks."
         require(is_right, f"problems.{self._problem}.loss", value, expected, advice)
         return value

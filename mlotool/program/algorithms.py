@@ -256,7 +256,7 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
     Raises:
         ConfigError: only a part of the solutions below would be estimated.
     """
-    below = {step.problem: problems[step.problem].hypergradient for step in _all_nodes(steps[name])}
+    below = {step.problem: problems[step.problem].hypergradient for step in all_nodes(steps[name])}
     estimate = next((x for x in below.values() if isinstance(x, AbstractZerothOrder)), None)
     for lower, algorithm in below.items():
         is_right, key = estimate is None or algorithm == estimate, f"problems.{lower}.hypergradient"
@@ -269,10 +269,11 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
     return estimate
 
 
-def _all_nodes(nodes: Sequence[SolutionNode]) -> Iterator[SolutionNode]:
+def all_nodes(nodes: Sequence[SolutionNode]) -> Iterator[SolutionNode]:
+    """Yield solution nodes, each followed by those inside it."""
     for node in nodes:
         yield node
-        yield from _all_nodes(node.inner)
+        yield from all_nodes(node.inner)
 
 
 def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
@@ -289,7 +290,7 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
         for use, other in problem.node.other_uses.items():
             expected = f"false, since '{other}' gives problems.{name}.{use}, which needs whole parameters"
             require(other not in sharded, f"problems.{other}.shard", problems[other].settings.shard, expected)
-        for node in _all_nodes(steps[name]):
+        for node in all_nodes(steps[name]):
             algorithm = algorithm_of(problems[node.problem])
             played = {role.problem for role in problems[node.problem].roles.values()}
             for other in sorted(sharded & {name, node.problem, *node.inputs, *played}):

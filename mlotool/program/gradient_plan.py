@@ -150,7 +150,7 @@ class GradientPlan:
         if not step.targets or all(part is None for part in own):
             return
         whole = [torch.zeros_like(x) if part is None else part for x, part in zip(outputs, own, strict=True)]
-        cotangent = self._engine.rank_mean.mean(whole)
+        cotangent = self._engine.means[step.solution.number].mean(whole)
         del own, whole
         pulled = solution.pullback.first_order(outputs, solution.inputs, step.wanted, cotangent)
         begin = 0
@@ -189,8 +189,8 @@ def _differentiated(
     """Take it by autograd and pullbacks."""
     output, gradient = plan(batch, moment, live=live)
     if is_part:
-        return output, engine.rank_mean.gradient_of_users(gradient, plan.problem.own, Share.opened(batch)[1])
-    return output, engine.rank_mean.gradient(gradient, plan.problem.own)
+        return output, engine.means[plan.number].gradient_of_users(gradient, plan.problem.own, Share.opened(batch)[1])
+    return output, engine.means[plan.number].gradient(gradient, plan.problem.own)
 
 
 def _estimated(
@@ -201,7 +201,7 @@ def _estimated(
     output = loss(engine.own(number), batch, live=True) if live else None
     # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
     is_separable = all(plan.problem.settings.tasks is not None for plan in solutions)
-    num_tasks = problem.settings.tasks if is_separable else None
+    num_tasks = problem.num_tasks if is_separable else None
 
     def value(theta: Vector, particle: Particle | None) -> Tensor:
         values = engine.nothing()
@@ -211,7 +211,7 @@ def _estimated(
                 plan.roll_out(values, moment, particle)
             value = loss(values, batch).loss if num_tasks is None else loss.by_task(values, batch)
         # Here and not of the result: the algorithm may rank the values.
-        return engine.rank_mean.mean([value])[0]
+        return engine.means[number].mean([value])[0]
 
     devices = tuple({device for problem in engine.problems for device in problem.devices})
     # All problems below have the same settings; what they keep together is the first one's.
@@ -313,7 +313,7 @@ def result_of(
     if hypergradient_norm is not None:
         metrics["hypergradient_norm"] = hypergradient_norm
     loss = output.loss.detach()
-    return StepResult(loss if problem.settings.tasks is None else loss / problem.settings.tasks, metrics)
+    return StepResult(loss if problem.num_tasks is None else loss / problem.num_tasks, metrics)
 
 
 @dataclass(slots=True)

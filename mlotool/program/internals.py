@@ -23,7 +23,7 @@ from mlotool.problem.interface import AbstractDirector, AbstractStepwise
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import Reduce
-from mlotool.program.algorithms import SolutionOrder, check_algorithms, find_order, find_zeroth_order
+from mlotool.program.algorithms import SolutionOrder, all_nodes, check_algorithms, find_order, find_zeroth_order
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.rehearsal import Rehearsals
@@ -176,6 +176,10 @@ class Internals:
     def solutions_read_by(self, name: str) -> tuple[str, ...]:
         """Return the problems whose solutions the total gradient of `name` passes through."""
         return tuple(step.problem for step in self._steps[name])
+
+    def solutions_below(self, name: str) -> list[tuple[str, tuple[str, ...]]]:
+        """Return each solution that the total gradient of `name` needs, inner ones too, with what it depends on."""
+        return [(node.problem, node.inputs) for node in all_nodes(self._steps[name])]
 
     def plan_of(self, name: str) -> GradientPlan:
         """Return the plan of a gradient that is differentiated."""
@@ -378,7 +382,7 @@ class StepRecorder:
         number, values = self._engine.numbers[name], self._engine.nothing()
         for other, tensors in leaves.items():
             values[other] = tensors
-        values[number] = theta = self._engine.rank_mean.shared(leaves[number])
+        values[number] = theta = self._engine.means[number].shared(leaves[number])
         loss, traits, devices = self._engine.losses[number], self._engine.traits[number], self._problems[name].devices
         if not (traits.is_twice_differentiable or traits.replaces_operators):
             # The search may evaluate twice: not live, since buffers move once a step.

@@ -299,7 +299,7 @@ class Schedule:
             raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.
-        is_whole = problem.shards is None and problem.parallel is None
+        is_whole = problem.shards is None and problem.parallel is None and problem.task_share is None
         with_norm = self._with_norms and is_whole and bool(self.program.internals.solutions_read_by(problem.name))
         given = self.program.internals.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
         return PreparedStep(problem, output, gradient, given, evaluate, with_norm)
@@ -351,7 +351,8 @@ class Schedule:
         leaves = recorder.leaves(name)
         pairs = [recorder.kept_gradient(name, batch, leaves) for batch, *_ in noted()]
         theta, *inputs = leaves.values()
-        mean = mean_gradient([slopes for _, slopes in pairs], theta, self.program.internals.engine.rank_mean)
+        engine = self.program.internals.engine
+        mean = mean_gradient([slopes for _, slopes in pairs], theta, engine.means[engine.numbers[name]])
         recorder.record(name, drawn, states, StepGraph(theta, [x for tensors in inputs for x in tensors], mean))
         output = pairs[0][0] if len(pairs) == 1 else LossOutput.mean([loss for loss, _ in pairs])
         return output, [None if slope is None else slope.detach() for slope in mean]

@@ -194,13 +194,14 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
     source, given = engine.problems[number], values[number]
     tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
     for key, tensor in problem.theta.items():
-        shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
+        shape = tensor.shape if problem.num_tasks is None else tensor.shape[1:]
         is_right = key in tensors and tensors[key].shape == shape
         expected = f"a problem whose module has a parameter '{key}' of shape {tuple(shape)}"
         require(is_right, f"problems.{problem.name}.reset_to", source.name, expected, "Give both the same module.")
-    if problem.settings.tasks is None:
+    num_tasks = problem.num_tasks
+    if num_tasks is None:
         return tuple(tensors[key] for key in problem.theta)
-    return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
+    return tuple(tensors[key].expand(num_tasks, *tensors[key].shape) for key in problem.theta)
 
 
 def learned_hyperparameters(
@@ -229,6 +230,8 @@ class Engine:
 
     Attributes:
         memories: by number, what the problem's algorithm keeps.
+        rank_mean: the mean over ranks.
+        means: by number, that of the problem's gradients and losses; of tasks, which ranks divide, there is none.
         losses: by number, the problem's loss.
         solutions: by number, the solutions that the problem's total gradient passes through, each after its inputs.
         traits: by number, what was found out about the problem's loss.
@@ -244,6 +247,8 @@ class Engine:
     ) -> None:
         self.problems = list(problems)
         self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
+        # A rank's tasks are its own: nobody else has them.
+        self.means = [RankMean() if problem.num_tasks is not None else self.rank_mean for problem in self.problems]
         algorithms = [problem.hypergradient for problem in self.problems]
         self.memories = [interface.Memory(None if method is None else method.initial_state()) for method in algorithms]
         self.random = random
@@ -318,20 +323,19 @@ class SolutionPlan:
         self._engine = engine
         self._loss = engine.losses[self.number]
         self._is_full = lower.settings.precision != "fp32" and self.algorithm.needs_full_precision
-        is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
+        self._is_mean = lower.num_tasks is not None and engine.problems[engine.numbers[reader]].num_tasks is None
         rule = RULES.get(type(lower.optimizer))
         has_linear_step = rule is not None and rule.is_linear and lower.settings.gradient_clip_norm is None
-        self._lower = interface.LowerProblem(
+        self._told = interface.LowerProblem(
             lower.name,
             reader,
-            lower.settings.tasks,
+            None,
             lower.module,
-            engine.rank_mean,
+            engine.means[self.number],
             lower.settings.precision,
             is_nested=bool(step.inner),
             has_blocks=lower.has_blocks,
             has_linear_step=has_linear_step,
-            cotangent_scale=float(lower.settings.tasks or 1) if is_mean else 1.0,
             traits=engine.traits[self.number],
             memory=engine.memories[self.number],
             random=engine.random,
@@ -348,6 +352,15 @@ class SolutionPlan:
             end = begin + len(engine.problems[number].own)
             self.inputs.append((number, is_constant, slice(begin, end)))
             begin = end
+
+    @property
+    def _lower(self) -> interface.LowerProblem:
+        """What the algorithm is told at every pullback; ranks divide the tasks once the plans are made."""
+        if self._told.num_tasks != (num_tasks := self.problem.num_tasks):
+            share, is_mean = self.problem.task_share, self._is_mean
+            scale, num_parts = float(num_tasks or 1) if is_mean else 1.0, share.ranks.size if share and is_mean else 1
+            self._told = replace(self._told, num_tasks=num_tasks, cotangent_scale=scale, num_parts=num_parts)
+        return self._told
 
     def is_simulated(self, moment: Moment) -> bool:
         """Return whether the values of the solution come from steps that are taken functionally."""
@@ -380,7 +393,7 @@ class SolutionPlan:
         if pullback is None:
             values[self.number] = self._theta(moment)
             return
-        node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
+        node = Node(self._engine.means[self.number], self._engine.random, pullback, view.devices)
         # The pullback's own has its random numbers.
         own = getattr(pullback, "push", None)
         push = partial(self.algorithm.push, view) if own is None else partial(own, pullback.outputs)
@@ -624,7 +637,7 @@ class Node(NamedTuple):
     the ranks' products.
 
     Args:
-        ranks: the mean over ranks.
+        ranks: the mean over ranks, of the problem.
         random: what random numbers are drawn from in the backward pass.
         pullback: of the solution.
         devices: the CUDA devices that the problem runs on.

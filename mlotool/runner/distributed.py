@@ -4,12 +4,14 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 from pytorch_lightning import seed_everything
 from torch import nn
 
 from mlotool.config import derived_seed
+from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.private import BatchNorm
@@ -25,8 +27,8 @@ from mlotool.program import Program
 def distribute(program: Program, ranks: Ranks, seed: int) -> None:
     """Divide among ranks what each of them has built with their mean (`Program(reduce=ranks.reduce)`).
 
-    Batches are divided; the random numbers of the losses (dropout) are other ones on each rank, as they are for other
-    samples.
+    Batches are divided, and with them the tasks of problems that have some; the random numbers of the losses (dropout)
+    are other ones on each rank, as they are for other samples.
 
     Args:
         program: on its device.
@@ -50,10 +52,15 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
     for name, problem in program.problems.items():
         algorithm = problem.hypergradient if program.graph.readers(name) else None
         parts = runs_in_part(problem.module)
-        check(Case(name, problem.settings, stream=problem.stream, num_ranks=ranks.size, runs_in_part=parts))
+        case = Case(name, problem.settings, optimizer=problem.optimizer, stream=problem.stream, num_ranks=ranks.size)
+        check(replace(case, runs_in_part=parts, algorithm=algorithm if problem.num_tasks else None))
+        _check_tasks(program, name, ranks)
         if parts:
             check(Case(name, ProblemSettings(), algorithm=algorithm, runs_in_part=True))
     _check_same_start(program, ranks)
+    for problem in program.problems.values():
+        if problem.num_tasks is not None:
+            problem.divide_tasks(ranks)
     whole = set()
     for name, problem in program.problems.items():
         share = (ranks.rank, ranks.size)
@@ -73,6 +80,18 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
     else:
         seed_everything(derived_seed(seed, "rank", str(ranks.rank)) % 2**32, workers=True, verbose=False)
         program.random.restart()
+
+
+def _check_tasks(program: Program, name: str, ranks: Ranks) -> None:
+    """Refuse tasks that ranks cannot divide, and a solution of all ranks that depends on one rank's tasks."""
+    problem = program.problems[name]
+    num_tasks, key = problem.num_tasks, f"problems.{name}.tasks"
+    expected, advice = f"a multiple of the {ranks.size} ranks", "Change tasks and stream.batch_size, or runner.devices."
+    require(num_tasks is None or num_tasks % ranks.size == 0, key, num_tasks, expected, advice)
+    for lower, inputs in program.internals.solutions_below(name):
+        tasks = next((other for other in inputs if program.problems[other].num_tasks is not None), "")
+        if program.problems[lower].num_tasks is None:
+            check(Case(lower, ProblemSettings(), reader=name, shaped_by_tasks=tasks, num_ranks=ranks.size))
 
 
 def differences(program: Program, whole: Collection[str] = ()) -> Iterator[str]:
@@ -126,10 +145,12 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
 
 
 def merge_shards(program: Program, ranks: Ranks) -> None:
-    """Put sharded problems together again on rank 0, on the CPU: what comes after training is its own."""
+    """Put sharded problems together again on rank 0, on the CPU, and tasks: what comes after training is its own."""
     for problem in program.problems.values():
         if problem.shards is not None:
             problem.merge(is_kept=ranks.is_first)
+        if problem.task_share is not None:
+            problem.merge_tasks()
 
 
 def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
@@ -148,8 +169,8 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
     norms = {
         name: float(torch.stack(torch._foreach_norm(list(problem.constants().values()))).double().norm())
         for name, problem in program.problems.items()
-        # Of shards there are no copies that could differ.
-        if problem.shards is None
+        # Of shards and tasks there are no copies that could differ.
+        if problem.shards is None and problem.task_share is None
     }
     norms_by_rank = ranks.gather(norms)
     for name in norms:

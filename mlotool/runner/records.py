@@ -24,7 +24,7 @@ def num_parameters(program: Program) -> dict[str, int]:
     """Return how many numbers the parameters of each problem's module are, those that are frozen too; of one task."""
     return {
         name: sum(parameter.numel() for parameter in problem.module.parameters() if not is_lazy(parameter))
-        // (problem.settings.tasks or 1)
+        // (problem.num_tasks or 1)
         for name, problem in program.problems.items()
     }
 

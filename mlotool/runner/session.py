@@ -34,6 +34,7 @@ from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
 from mlotool.folders.run_folder import RunFolder
 from mlotool.problem.shards import gathered
+from mlotool.problem.task_share import gathered_tasks, own_tasks
 from mlotool.program import Problem, Schedule, StepResult
 from mlotool.runner import checkpoint as checkpoints
 from mlotool.runner import distributed, evaluation
@@ -429,12 +430,21 @@ class Session(LightningModule):
             return
         for problem in self.program.problems.values():
             values |= hyperparameters(problem, self.program)
-        values |= self.program.statistics()
+        values |= self._statistics()
         # A metric of the user's own of the same name stays.
         learned = {**learned_values(self.program), **self.outputs.look(self.schedule.num_ticks)}
         values |= {key: value for key, value in learned.items() if key not in values}
         self.metric_log.log(self.schedule.num_ticks, values)
         self._display.update(self.schedule.num_ticks, self.metric_log.last)
+
+    def _statistics(self) -> dict[str, float]:
+        """Return the program's statistics; of tasks that ranks divide, the worst over all."""
+        values, problems = self.program.statistics(), self.program.problems
+        # Largest residuals and counts of products, and the smallest cosines.
+        signs = {key: -1.0 if key.endswith("cosine") else 1.0 for key in values}
+        divided = [key for key in values if problems[key.partition("/")[0]].task_share is not None]
+        worst = self.ranks.largest([signs[key] * values[key] for key in divided]) if divided else []
+        return values | {key: signs[key] * value for key, value in zip(divided, worst, strict=True)}
 
     def _evaluate(self, split: str, prefix: str = "") -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
@@ -520,7 +530,7 @@ class Session(LightningModule):
             "metrics_position": self.metric_log.position(),
             "training_s": self._training_seconds(),
         }
-        self._gather_shards(checkpoint)
+        self._gather(checkpoint)
         checkpoints.check_writable(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -528,6 +538,9 @@ class Session(LightningModule):
         state = checkpoint[checkpoints.STATE_KEY]
         states = self._random_states = state["random_states"]
         checkpoints.put_own(state, self.ranks)
+        if self._divides_tasks:
+            state["program"] = own_tasks(state["program"], self.program.problems)
+            state["schedule"]["snapshots"] = own_tasks(state["schedule"]["snapshots"], self.program.problems)
         self.program.load_state_dict(state["program"])
         self.schedule.load_state_dict(state["schedule"])
         self.window.load_state_dict(state["window"], state["tick"])
@@ -554,16 +567,24 @@ class Session(LightningModule):
             # Of a run that goes on and has not begun yet: they would be put back over those of the other one.
             self._random_states[0]["program"] = other.program.random.state_dict()
 
-    def _gather_shards(self, checkpoint: dict[str, Any]) -> None:
-        """Put whole tensors in the place of shards, in our part of a checkpoint and in Lightning's."""
-        state, is_first = checkpoint[checkpoints.STATE_KEY], self.ranks.is_first
-        for number, (name, problem) in enumerate(self.program.problems.items()):
-            if problem.shards is None:
+    @property
+    def _divides_tasks(self) -> bool:
+        return any(problem.task_share is not None for problem in self.program.problems.values())
+
+    def _gather(self, checkpoint: dict[str, Any]) -> None:
+        """Put whole tensors in the place of a rank's part of them, in our part of a checkpoint and in Lightning's."""
+        state, problems, is_first = checkpoint[checkpoints.STATE_KEY], self.program.problems, self.ranks.is_first
+        if self._divides_tasks:
+            state["program"] = gathered_tasks(state["program"], problems, self.ranks)
+            state["schedule"]["snapshots"] = gathered_tasks(state["schedule"]["snapshots"], problems, self.ranks)
+        for number, (name, problem) in enumerate(problems.items()):
+            if problem.shards is None and problem.task_share is None:
                 continue
-            whole = state["program"][name] = gathered(state["program"][name], is_kept=is_first)
-            snapshots = state["schedule"]["snapshots"]
-            if name in snapshots:
-                snapshots[name] = gathered(snapshots[name], is_kept=is_first)
+            whole, snapshots = state["program"][name], state["schedule"]["snapshots"]
+            if problem.shards is not None:
+                whole = state["program"][name] = gathered(whole, is_kept=is_first)
+                if name in snapshots:
+                    snapshots[name] = gathered(snapshots[name], is_kept=is_first)
             checkpoint["state_dict"] |= {f"problem_{name}.{key}": value for key, value in whole["module"].items()}
             if "optimizer_states" in checkpoint:
                 checkpoint["optimizer_states"][number] = whole["optimizer"]

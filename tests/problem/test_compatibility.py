@@ -87,7 +87,10 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": SABA(0.1)} for name in ("SABA", "directed steps", "state between pullbacks")},
     "nested": {"is_nested": True},
     "nested above": {"is_differentiated": True},
+    "rule: barrier": {"algorithm": Penalty(rule="barrier", barrier=0.5, num_steps=2, step_size=0.1)},
+    "shaped by tasks": {"shaped_by_tasks": "t"},
     "several ranks": {"num_ranks": 2},
+    "tasks on several ranks": {"settings": {"tasks": 2}, "num_ranks": 2},
     "shared space on ranks": {"runs_in_part": True},
     "runner.trace": {"is_traced": True},
     "sweep.fuse": {"is_fused": True},
@@ -112,7 +115,7 @@ def test_each_row_holds_for_its_two_features_and_not_for_one() -> None:
         if row.key:
             with pytest.raises(ConfigError, match=r"^problems\.p\.\S+: found .* with .*; expected .*, since .*\.$"):
                 check(case)
-            assert not re.search(r"\{(name|solution|reader|read|algorithm|optimizer)\}", message(row, case))
+            assert not re.search(r"\{(name|solution|reader|read|tasks|algorithm|optimizer)\}", message(row, case))
 
 
 def test_every_feature_is_in_a_row() -> None:
