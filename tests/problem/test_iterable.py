@@ -37,24 +37,25 @@ class Noisy(IterableDataset[Any]):
 
 
 class Stateful(Noisy):
-    """Can be put anywhere."""
+    """Can be put anywhere, and begins there each time in that epoch, as Hugging Face's do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin = self.place = 0
+        self.begin = {"epoch": 0, "place": 0}
+        self.place = 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        begin, self.begin = self.begin, 0
+        begin = self.begin["place"] if self.begin["epoch"] == self.epoch else 0
         for index in range(begin, 11):
             self.num_read += 1
             self.place = index + 1
             yield torch.tensor([(index + self.epoch) % 11 + 0.4 * random.random(), float(torch.rand(()))])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
+        return {"epoch": self.epoch, "place": self.place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.begin = state["place"]
+        self.begin = state
 
 
 def draw(stream: Stream, count: int) -> list[Any]:
@@ -105,6 +106,8 @@ def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(kind: type[Noisy]) 
                 # A batch of the third epoch, and nothing before it.
                 assert data.num_read == 4
             assert_same(draw(resumed, 4), whole[position : position + 4])
+            # Also what lies before the place at which it went on.
+            assert_same(resumed.recent(6), whole[max(position - 2, 0) : position + 4])
         assert_same(draw(stream, 2), whole[position : position + 2])
 
 
