@@ -193,7 +193,7 @@ def _problem(name: str, values: Values, data: Any, stream: Any, *, is_read: bool
         name,
         module,
         None if loss is None else bind(f"{key}.loss", loss, without=["roles"]),
-        roles=None if loss is None else loss.get("roles"),
+        roles=None if loss is None else loss.get("roles") or {},
         stream=stream,
         optimizer=nodes.optimizer_factory(
             f"{key}.optimizer",

@@ -50,14 +50,31 @@ def check_problem(given: Mapping[str, Any]) -> None:
     if loss is None:
         require(not roles, f"problems.{name}.roles", roles, "none: the loss of a LightningModule is its training_step")
         return
-    target = loss.forward if isinstance(loss, nn.Module) else loss
     try:
-        inspect.signature(target, follow_wrapped=False).bind(None, **dict.fromkeys(roles or {}))
+        _signature(loss).bind(None, **dict.fromkeys(roles or {}))
     except ValueError:  # compiled code has no signature
         return
     except TypeError as error:
         fault = f"problems.{name}.loss: {named(loss)} does not fit ({error}); expected that it is called as {call}"
         raise ConfigError(f"{fault}. Correct its arguments, or the roles.") from None
+
+
+def default_roles(loss: Any) -> dict[str, str]:
+    """Return the roles of a loss that is given without any: its keyword-only arguments are the names of problems.
+
+    Example:
+        >>> default_roles(lambda batch, *, model, decay, scale=1.0: None)
+        {'model': 'model', 'decay': 'decay'}
+    """
+    try:
+        arguments = _signature(loss).parameters.values()
+    except (TypeError, ValueError):  # no function, or compiled code
+        return {}
+    return {x.name: x.name for x in arguments if x.kind is x.KEYWORD_ONLY and x.default is x.empty}
+
+
+def _signature(loss: Any) -> inspect.Signature:
+    return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss, follow_wrapped=False)
 
 
 _OPTIMIZER = "a name such as 'sgd', a torch optimizer, or a callable that builds one from the parameters"

@@ -22,7 +22,7 @@ from mlotool.core.private import tree_map_only
 from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.distributed.collectives import Ranks
 from mlotool.losses.lightning import training_step
-from mlotool.problem.arguments import check_module, check_problem
+from mlotool.problem.arguments import check_module, check_problem, default_roles
 from mlotool.problem.batches import mixed_seed
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
@@ -73,7 +73,8 @@ class Problem:
         module: holds theta: the parameters that require a gradient now. Frozen ones go along as constants.
         loss: `f(batch, *, <roles>) -> Tensor | LossOutput`, pure. Of a LightningModule it may be left out, and
             is its `training_step`; without an optimizer its `configure_optimizers` gives it, and the scheduler.
-        roles: by keyword of the loss, a problem's name, or `{"problem": name, "mode": "train" | "eval"}`.
+        roles: by keyword of the loss, a problem's name, or `{"problem": name, "mode": "train" | "eval"}`. None: each
+            keyword-only argument of the loss without a default has the name of its problem.
         stream: where its batches come from: a Stream, or a DataLoader, which becomes one with a seed of the name; None
             calls the loss with `batch=None`.
         optimizer: "sgd", "adam" or "adamw" (the options of conf/optimizer/), a class of `torch.optim`, an optimizer, or
@@ -115,6 +116,8 @@ class Problem:
         if isinstance(stream, DataLoader):
             # Problems with loaders of one data set draw orders of their own.
             stream = Stream(stream, seed=mixed_seed(name))
+        if roles is None:
+            roles = default_roles(loss)
         # Here these are the arguments, and nothing else.
         check_problem(locals())
         self.name, self.num_steps = name, 0

@@ -103,3 +103,8 @@ class ProblemNode:
 
     roles: Mapping[str, str]
     other_uses: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def uses(self) -> set[str]:
+        """The names of all problems that it uses."""
+        return {*self.roles.values(), *self.other_uses.values()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ class Program:
 
     Args:
         problems: the problems, in the order in which they are reported.
-        graph: the edges between them.
+        graph: the edges between them. None: those of a list of problems from the top level down: a problem shapes each
+            later one whose loss uses it, and reads each later one that its own loss uses.
         reduce: a mean over ranks of a list of tensors (`Ranks.reduce`); None in one process.
         trace: run the steps of a tick as one flat program, traced once, without autograd: "eager", operation by
             operation, "inductor", compiled, or "cuda_graph", one launch on a GPU; None leaves steps to their plans.
@@ -87,7 +89,7 @@ class Program:
         >>> lower = Problem("w", Point(), lambda batch, *, w, lam: ((w() - lam()) ** 2).sum(),
         ...                 roles={"w": "w", "lam": "lam"}, hypergradient=Implicit(Exact()))
         >>> upper = Problem("lam", Point(), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"})
-        >>> program = Program([lower, upper], Graph({"lam": ["w"]}, {"w": ["lam"]}))
+        >>> program = Program([upper, lower])  # as with Graph({"lam": ["w"]}, {"w": ["lam"]})
         >>> program.gradient("lam")
         {'x': tensor([4.])}
     """
@@ -95,7 +97,7 @@ class Program:
     def __init__(
         self,
         problems: Iterable[Problem],
-        graph: Graph,
+        graph: Graph | None = None,
         reduce: Reduce | None = None,
         *,
         trace: str | None = None,
@@ -104,8 +106,9 @@ class Program:
         held: Iterable[str] = (),
         run_length: int | None = None,
     ) -> None:
+        problems = list(problems) if isinstance(problems, Iterable) else problems
+        graph = self.graph = _graph_of(problems) if graph is None else graph
         self.problems: dict[str, Problem] = check_program(problems, graph, reduce, trace)
-        self.graph = graph
         self.random = RandomStream(self.devices)
         tracing = Tracing(trace, trace_from, traces_users_code, run_length)
         self.internals = Internals(self.problems, graph, reduce, self.random, tracing, held)
@@ -307,6 +310,15 @@ def _existing(device: Any) -> torch.device:
     return place
 
 
+def _graph_of(problems: Any) -> Graph:
+    """Return the graph of problems that are given from the top level down."""
+    nodes = {x.name: x.node for x in problems if isinstance(x, Problem)} if isinstance(problems, list) else {}
+    pairs = list(combinations(nodes, 2))
+    shaped = [(upper, lower) for upper, lower in pairs if upper in nodes[lower].uses]
+    read = [(lower, upper) for upper, lower in pairs if lower in nodes[upper].uses]
+    return Graph(*({start: [b for a, b in edges if a == start] for start, _ in edges} for edges in (shaped, read)))
+
+
 def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[str, Problem]:
     """Refuse arguments of a program that are of a wrong kind or do not fit each other; return the problems by name.
 
@@ -315,7 +327,7 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
     """
     listed = list(problems) if isinstance(problems, Iterable) and not isinstance(problems, Mapping) else []
     are_problems = bool(listed) and all(isinstance(problem, Problem) for problem in listed)
-    advice = "Write Program([lower, upper], Graph({'upper': ['lower']}, {'lower': ['upper']}))."
+    advice = "Write Program([upper, lower]), or give a Graph({'upper': ['lower']}, {'lower': ['upper']}) as well."
     require(are_problems, "Program.problems", problems, "a list of at least one problem", advice)
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
