@@ -58,7 +58,7 @@ class LightningEvaluation(AbstractEvaluation):
         trainer: the stand-in; `batch_idx` of it is what a step gets.
     """
 
-    logs = True
+    logs_values = True
 
     def __init__(self, module: nn.Module, inner: Callable[..., Any], trainer: Any) -> None:
         self._module, self._inner, self._trainer = module, inner, trainer
