@@ -241,7 +241,8 @@ class _DryBuild:
                     self._noted(partial(split_of, key, data, split, is_streamed=key.startswith("problems.")))
             metrics = [metric for metric in (values["evaluate"] or {}).get("metrics", ()) if isinstance(metric, str)]
             if self._is_sound("evaluate.metrics", {}):
-                self._faults += check_values.class_faults(metrics, getattr(data, "num_classes", None))
+                # Where nobody tells, the evaluation counts logits.
+                self._faults += check_values.class_faults(metrics, getattr(data, "num_classes", 2))
         return data
 
     def _module(self, key: str, node: Any) -> Any:

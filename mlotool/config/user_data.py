@@ -204,11 +204,10 @@ class NamedSplits:
 
     Args:
         splits: data sets by name.
-        num_classes: of their targets; None where nobody has said it.
     """
 
-    def __init__(self, splits: Mapping[str, Any], num_classes: int | None = None) -> None:
-        self.splits, self.num_classes = tuple(splits), num_classes
+    def __init__(self, splits: Mapping[str, Any]) -> None:
+        self.splits = tuple(splits)
         self._datasets = dict(splits)
 
     def split(self, name: str) -> Any:

@@ -25,6 +25,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import RESERVED, LossOutput
 from mlotool.core.messages import did_you_mean, kind_of
 from mlotool.core.private import NormBase, tree_map
+from mlotool.core.random_stream import own_random
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, note, noted, user_code
 from mlotool.folders.run_folder import RunFolder
@@ -254,7 +255,8 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> "Evaluator
         )
     reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
     size, functions = settings.batch_size, built.metrics
-    return Evaluator(problem.module, built.data, names, size, device, reading, functions, recalibration)
+    split = next(iter(settings.splits), None)
+    return Evaluator(problem.module, built.data, names, size, device, reading, functions, recalibration, split)
 
 
 @torch.no_grad()
@@ -344,13 +346,15 @@ class Evaluator:
 
     Args:
         module: maps a batch's `input` to logits (or to predictions, for the regression metrics).
-        data: has `split(name)`, `splits` and, for the classification metrics, `num_classes`.
+        data: has `split(name)` and `splits`; for the classification metrics also `num_classes`, or it is the number of
+            logits (b, c, ...) of its first samples.
         metrics: names out of METRIC_NAMES.
         batch_size: samples a forward pass.
         device: where the module is.
         reading: as `Problem.reading`: gives the module as it is now, where it may be in shards.
         functions: metrics of the user's, each by the key of the config where it stands.
         recalibration: takes running statistics anew for each evaluation; None leaves them.
+        split: that of the first samples whose logits are counted; None takes the first split.
 
     Raises:
         ConfigError: a metric is unknown.
@@ -364,9 +368,12 @@ class Evaluator:
     reading: Callable[[bool], BoundModule] | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     recalibration: Recalibration | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         self._num_classes = getattr(self.data, "num_classes", None)
+        if self._num_classes is None and not CLASSIFICATION_METRICS.keys().isdisjoint(self.metrics):
+            self._num_classes = self._count_classes()
         self._metrics = {name: build_metric(name, self._num_classes).to(self.device) for name in self.metrics}
         self._has_nan = torch.tensor(False, device=self.device)
         self._functions = [FunctionMetric(key, function) for key, function in self.functions.items()]
@@ -421,6 +428,16 @@ class Evaluator:
             names += metric.compute(taken=names)
         self._reset()
         return [f"{split}/{name}" for name in names]
+
+    @torch.no_grad()
+    def _count_classes(self) -> int | None:
+        with user_code(ConfigError), own_random():
+            dataset = split_of("evaluate.splits", self.data, self.split or next(iter(self.data.splits)))
+            batch = next(iter(Batches(dataset, NUM_REHEARSED, self.device, NUM_REHEARSED)))
+            is_named = isinstance(batch, Mapping) and "input" in batch
+            logits = self.model()(batch["input"]) if is_named else None
+        is_logits = isinstance(logits, Tensor) and logits.is_floating_point() and logits.dim() > 1
+        return logits.shape[1] if is_logits and logits.shape[1] > 1 else None  # type: ignore[union-attr]
 
     def _reset(self) -> None:
         self._has_nan = torch.zeros_like(self._has_nan)

@@ -1,25 +1,18 @@
 """A run of a program that a script has made: alone, or on the ranks that torchrun has started."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from mlotool.config import Built, Origin
-from mlotool.config.user_data import split_of
-from mlotool.core.errors import ConfigError
-from mlotool.core.random_stream import own_random
-from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.rank_mean import identity_reduce
 from mlotool.program import Program
 from mlotool.runner.checkpoint import load_program
-from mlotool.runner.evaluation import CLASSIFICATION_METRICS, NUM_REHEARSED, Batches, make_evaluator
 from mlotool.runner.process_settings import find_device, own_settings
 from mlotool.runner.run_config import RunRequest, RunResult, World, joined, run_here
 from mlotool.runner.session import OwnProcess
@@ -45,7 +38,6 @@ def fit_built(
         device = _device(runner, program, world)
         with joined(world, device) as ranks, _divided(program, ranks):
             try:
-                _count_classes(config, built)
                 request = RunRequest(config, folder, origin, resume=resume, made=built)
                 result = run_here(request, device, ranks, OwnProcess(ranks))
             finally:
@@ -75,26 +67,3 @@ def _divided(program: Program, ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         program.internals.engine.rank_mean.reduce = identity_reduce
-
-
-def _count_classes(config: Any, built: Built) -> None:
-    """Take the number of classes from the logits (b, c, ...), where metrics need it and the data do not tell."""
-    evaluate, data = config.evaluate, built.data
-    if evaluate is None or not {*CLASSIFICATION_METRICS} & {*filter(_is_text, evaluate.metrics)} or not evaluate.splits:
-        return
-    if getattr(data, "num_classes", None) is not None:
-        return
-    evaluator = make_evaluator(OmegaConf.merge(config, {"evaluate": {"metrics": []}}), replace(built, metrics={}))
-    assert evaluator is not None
-    split = next(iter(evaluate.splits))
-    with user_code(ConfigError), own_random(), torch.no_grad():
-        place = next(built.program.problems[evaluate.problem].module.parameters()).device
-        [batch] = Batches(split_of("evaluate.splits", data, split), NUM_REHEARSED, place, NUM_REHEARSED)
-        is_named = isinstance(batch, Mapping) and "input" in batch
-        logits = evaluator.model()(batch["input"]) if is_named else None
-    if isinstance(logits, torch.Tensor) and logits.is_floating_point() and logits.dim() > 1:
-        data.num_classes = logits.shape[1]
-
-
-def _is_text(metric: Any) -> bool:
-    return isinstance(metric, str)
