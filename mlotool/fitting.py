@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mlotool.config import Origin
 from mlotool.config.given_program import built_from
@@ -16,7 +16,6 @@ from mlotool.program import Program
 from mlotool.runner import RunResult, fit_built
 
 if TYPE_CHECKING:
-    from pytorch_lightning import Callback
     from pytorch_lightning.loggers import Logger
 
 
@@ -27,14 +26,10 @@ def fit(
     data: Any = None,
     evaluate: Mapping[str, Any] | None = None,
     objective: str | None = None,
-    objective_mode: Literal["min", "max"] | None = None,
-    callbacks: "Sequence[Callback] | Callback" = (),
     logger: "Logger | Sequence[Logger] | Mapping[str, Any] | None" = None,
     folder: str | Path | None = None,
-    name: str | None = None,
-    seed: int | None = None,
     resume: str | Path | None = None,
-    **runner: Any,
+    **settings: Any,
 ) -> RunResult:
     """Train a program, and leave a run folder with metrics.csv, checkpoints, summary.json and report.html.
 
@@ -51,16 +46,14 @@ def fit(
         evaluate: `{"problem": "classifier", "metrics": ["accuracy", my_metric], "splits": {"val": 100, "test":
             "end"}}`; a metric is a name, or a function `f(module, batch) -> {name: tensor}`.
         objective: the metric that the best checkpoint is chosen by: "val/accuracy".
-        objective_mode: "max" or "min", for a metric of yours.
-        callbacks: Lightning's.
         logger: one or several of Lightning's loggers; or a mapping with the keys of a recipe's `logger`.
         folder: the run folder; None makes `outputs/<name>/<date>_<time>`.
-        name: of the run; None: the script's.
-        seed: of what the run itself draws on several ranks. Parameters, batches and dropout have their seeds already.
         resume: goes on with a run bit by bit: "auto", the newest unfinished one of the same program and settings; a run
             folder; or a checkpoint in one. The script makes the same program as before.
-        **runner: further keys of a recipe's `runner`: `log_every=10`, `early_stopping_patience=5`, `accelerator="cpu"`,
-            `report=False`, ...
+        **settings: keys of a recipe's `runner`, such as `log_every=10`, `early_stopping_patience=5`, `report=False`, or
+            `callbacks=[...]` with Lightning's; `objective_mode="max"` or "min", for a metric of yours; `name`, without
+            which a run is called as the script; and `seed`, of what the run itself draws on several ranks: parameters,
+            batches and dropout have their seeds already.
 
     Returns:
         Metrics, run folder, checkpoint and objective, as `mlotool.run`.
@@ -79,9 +72,8 @@ def fit(
     require(isinstance(program, Program), "fit.program", program, "a Program", advice)
     require_path("fit.folder", folder, "a path or null")
     require_path("fit.resume", resume, "'auto', a run folder, a checkpoint in one or null", "auto")
-    settings: dict[str, Any] = {"ticks": ticks, "name": name, "seed": seed, "evaluate": evaluate}
-    settings |= {"objective": objective, "objective_mode": objective_mode, "callbacks": callbacks, "logger": logger}
-    config, built, warned = built_from(program, data, settings, runner)
+    given = {"ticks": ticks, "evaluate": evaluate, "objective": objective, "logger": logger}
+    config, built, warned = built_from(program, data, {**given, **settings})
     if data is not None and evaluate is None:
         warned.append("fit.data: found it without evaluate, so that nothing reads it. Add evaluate, or leave it out.")
     is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"

@@ -27,6 +27,7 @@ PARTS = {
     "layerparallel": "Layers in parallel",
     "distributed": "Several processes",
     "runner": "Runs",
+    "fitting": "Runs of a script",
     "report": "Pages of runs",
     "sweep": "Sweeps",
     "fusion": "Fused sweeps",

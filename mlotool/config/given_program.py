@@ -36,24 +36,22 @@ _ELSEWHERE = {
 RUNNER_KEYS = tuple(key for key in keys_at("runner") if key not in (*_ELSEWHERE, "callbacks"))
 
 
-def built_from(
-    program: "Program", data: Any, settings: Mapping[str, Any], runner: Mapping[str, Any]
-) -> tuple[DictConfig, Built, list[str]]:
+def built_from(program: "Program", data: Any, settings: Mapping[str, Any]) -> tuple[DictConfig, Built, list[str]]:
     """Return the config of a script's run, with what a recipe's config would have been built into, and warnings.
 
     Args:
         program: of the script.
         data: splits by name, an object with `split(name)`, or None.
-        settings: `ticks`, `name`, `seed`, `evaluate`, `objective`, `objective_mode`, `callbacks` and `logger`, as
-            `mlotool.fit` has them; None leaves the default.
-        runner: keys of the recipe's node `runner`.
+        settings: all other arguments of `mlotool.fit` that are settings of a recipe, by name. None leaves the default,
+            but for keys of `runner`.
 
     Raises:
         ConfigError: with every fault found, one a line.
     """
     from mlotool.program.program import check_saved
 
-    given = {key: value for key, value in settings.items() if value is not None}
+    given = {key: value for key, value in settings.items() if key in _ARGUMENTS and value is not None}
+    runner = {key: value for key, value in settings.items() if key not in _ARGUMENTS}
     ticks = {"max_ticks": given.pop("ticks")} if "ticks" in given else {}
     callbacks = _listed("callbacks", given.pop("callbacks", ()), "on_train_start", "Lightning callbacks")
     logger, loggers = _logger(given.pop("logger", {}))

@@ -51,7 +51,7 @@ def optimizer_of(problem: str, given: Any, lr: float | None) -> "Optimizer | Opt
         ConfigError: there is no such option, or `lr` stands beside an optimizer that has its learning rate already.
 
     Example:
-        >>> optimizer_of("model", "sgd", 0.5)([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+        >>> optimizer_of("model", "sgd", 0.5)(nn.Linear(1, 1).parameters()).param_groups[0]["lr"]
         0.5
     """
     key, rate = f"problems.{problem}.optimizer", {} if lr is None else {"lr": lr}
