@@ -179,7 +179,13 @@ class Session(LightningModule):
         self._is_pending = self.plan.begins_with_evaluation
         objective = {"key": self.objective.key, "value": None, "mode": self.objective.mode}
         self._summary: dict[str, Any] = {"status": "failed", "objective": objective, "metrics": {}, "best": None}
-        self._summary |= {"error": None, "num_ticks": 0, "training_s": 0.0, "num_parameters": num_parameters(program)}
+        self._summary |= {
+            "ticks": {},
+            "error": None,
+            "num_ticks": 0,
+            "training_s": 0.0,
+            "num_parameters": num_parameters(program),
+        }
 
     def rehearse(self) -> None:
         """Try every loss, metric and analysis on a few samples; to be called before the first tick of a run.
