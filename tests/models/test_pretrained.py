@@ -15,8 +15,6 @@ from mlotool.core.errors import ConfigError
 from mlotool.models import MixtureWeights, PretrainedCausalLM, PretrainedClassifier
 from mlotool.models.pretrained import with_lora
 
-# Of a library's own, in its newest versions.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
 GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": "all-linear"}
