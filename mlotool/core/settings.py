@@ -248,7 +248,7 @@ def _json_members(annotation: Any) -> Iterator[dict[str, Any]]:
         yield {"type": "array", **_json_items(origin, arguments), **_json_bounds(bounds)}
     elif kind in (list, tuple):
         yield {"type": "array"}
-    elif isinstance(kind, type) and kind not in (Any, object, dict) and not getattr(kind, "_is_protocol", False):
+    elif isinstance(kind, type) and kind not in (Any, object, dict) and typing.Protocol not in kind.__bases__:
         yield NODE
     else:
         yield {}
