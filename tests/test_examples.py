@@ -1,24 +1,37 @@
 """Each example runs, for a few ticks, and prints what its header says."""
 
+import contextlib
 import importlib.util
-import subprocess
+import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mlotool.runner import run_config
+from tests.runner.processes import run_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, ticks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run an example in this process; return what it prints."""
-    monkeypatch.setattr(sys, "argv", [name, str(ticks)])
-    module: Any = importlib.util.spec_from_file_location("__main__", EXAMPLES / f"{name}.py")
-    module.loader.exec_module(importlib.util.module_from_spec(module))
-    return capsys.readouterr().out.strip().splitlines()[-1]
+def run(name: str, ticks: int) -> str:
+    """Run an example in this process, as its file would; return the last line that it prints."""
+    spec: Any = importlib.util.spec_from_file_location("__main__", EXAMPLES / f"{name}.py")
+    before, sys.argv = sys.argv, [name, str(ticks)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    finally:
+        sys.argv = before
+    return (printed.getvalue().strip().splitlines() or [""])[-1]
+
+
+def one_rank(folder: Path) -> None:
+    """Run an example on a rank, with what torchrun sets in its environment."""
+    os.chdir(folder)
+    torch.save(run("distributed", 12), folder / f"rank_{os.environ['RANK']}.pt")
 
 
 # Of few ticks there is much to warn of.
@@ -34,32 +47,18 @@ def run(name: str, ticks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     ],
 )
 def test_an_example_prints_its_result(
-    name: str,
-    ticks: int,
-    words: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, ticks: int, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    printed = run(name, ticks, monkeypatch, capsys)
+    printed = run(name, ticks)
     assert [word for word in words if word not in printed] == [], printed
 
 
-def test_two_processes_come_to_what_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_come_to_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", EXAMPLES / "distributed.py", "12"]
-    two = subprocess.Popen(
-        [sys.executable, *map(str, words)],
-        env={**run_config._shared_environment(2), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    one = run("distributed", 12, monkeypatch, capsys)
-    assert two.communicate(timeout=600)[0].strip() == one.replace("processes 1", "processes 2")
+    one, two = run_ranks(one_rank, 2, tmp_path, meanwhile=lambda: run("distributed", 12))
     assert one.startswith("processes 1, validation error ")
+    assert two == [one.replace("processes 1", "processes 2"), ""]
 
 
 def test_every_example_is_short_and_says_how_it_is_run() -> None:
