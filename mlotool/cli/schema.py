@@ -16,11 +16,33 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from mlotool.cli.arguments import VerbParser
-from mlotool.config.check_targets import OURS, kind_inside
+from mlotool.config.check_targets import OURS, given_names, is_role, kind_inside, role_names, setting_annotations
 from mlotool.config.schema import MISSING, Config, annotations_of, members, node_kind
-from mlotool.config.trusted import KINDS, resolve, trusted_names
-from mlotool.core.settings import documentation, json_schema, parameters
+from mlotool.config.trusted import CONTAINERS, KINDS, resolve, trusted_names
+from mlotool.core.settings import NODE, documentation, json_schema, parameters
 from mlotool.problem.settings import ProblemSettings
+
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_NAME: dict[str, Any] = {"type": "string"}
+_MODE = {"enum": ["train", "eval", None]}
+_ROLE = {
+    "anyOf": [
+        _NAME,
+        {
+            "type": "object",
+            "properties": {"problem": _NAME, "mode": _MODE},
+            "required": ["problem"],
+            "additionalProperties": False,
+        },
+    ]
+}
+# The value of an optimizer's setting that another problem learns.
+_LEARNED = {
+    "type": "object",
+    "properties": {"problem": _NAME},
+    "required": ["problem"],
+    "additionalProperties": False,
+}
 
 
 def main(words: list[str]) -> int:
@@ -101,21 +123,40 @@ def _arguments(name: str, kind: str) -> dict[str, Any] | None:
         signature = parameters(target)
     except (TypeError, ValueError):  # compiled code has no signature
         return None
-    meanings = documentation(target)
+    meanings, given = documentation(target), given_names(kind, signature)
     properties = {
-        key: _entry(meanings.get(key), _argument(kind, parameter), parameter.default)
+        key: _entry(meanings.get(key), _argument(kind, name, parameter), parameter.default)
         for key, parameter in signature.items()
+        if key not in given and not is_role(parameter) and parameter.kind not in _VARIADIC
     }
     is_open = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.values())
     ours = {key: json_schema(annotation) for key, annotation in OURS.get(kind, {}).items()}
-    return {"properties": {"_target_": {}, "_args_": {}, **ours, **properties}, "additionalProperties": is_open}
+    if "roles" in ours:
+        roles = dict.fromkeys(role_names(signature), _ROLE)
+        ours["roles"] = {"type": "object", "properties": roles, "additionalProperties": _ROLE if is_open else False}
+    special = {"_target_": {}, **({"_args_": {"type": "array"}} if name in CONTAINERS else {})}
+    return {"properties": {**special, **ours, **properties}, "additionalProperties": is_open}
 
 
-def _argument(kind: str, parameter: Parameter) -> dict[str, Any]:
-    schema = {} if parameter.annotation is Parameter.empty else json_schema(parameter.annotation)
-    if {} not in schema.get("anyOf", [{}]):
-        return schema
-    # What no text can be is built from a node of its own.
-    node = {"$ref": f"#/definitions/{inside}"} if (inside := kind_inside(kind, parameter.name)) in KINDS else {}
+def _argument(kind: str, target: str, parameter: Parameter) -> dict[str, Any]:
+    """Return the schema of an argument; what no text can be is built from a node of its own."""
+    inside = kind_inside(kind, parameter.name)
+    node = {"$ref": f"#/definitions/{inside}"} if inside in KINDS else {}
+    schemas = [_with_node(json_schema(annotation), node) for annotation in setting_annotations(target, parameter)]
+    schema = schemas[0] if len(schemas) == 1 else {"allOf": schemas} if schemas else _anything(node)
+    return {"anyOf": [schema, _LEARNED]} if kind == "optimizer" else schema
+
+
+def _anything(node: dict[str, Any]) -> dict[str, Any]:
     plain = {"type": ["string", "number", "boolean", "null"]}
     return {"anyOf": [node, plain, {"type": "array", "items": {"anyOf": [node, plain]}}]}
+
+
+def _with_node(schema: Any, node: dict[str, Any]) -> Any:
+    """Return a schema in which a node is one of a kind."""
+    if isinstance(schema, dict):
+        members = schema.get("anyOf", ())
+        if {} in members:
+            return _anything(node)
+        return node or dict(NODE) if schema == NODE else {key: _with_node(part, node) for key, part in schema.items()}
+    return [_with_node(part, node) for part in schema] if isinstance(schema, list) else schema

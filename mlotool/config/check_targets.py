@@ -148,8 +148,7 @@ class _Node:
         roles = node.get("roles") if "roles" in ours else None
         roles = roles if isinstance(roles, Mapping) else {}
         yield from self._role_faults(roles, signature)
-        first = [parameter.name for parameter in signature.values() if parameter.kind in _BY_POSITION]
-        given = (*first[: _NUM_GIVEN.get(kind, 0)], *_GIVEN.get(kind, ()), *self.given, *roles)
+        given = (*given_names(kind, signature), *self.given, *roles)
         learned = optimizer_roles(node) if kind == "optimizer" else {}
         settings = {keyword: node[keyword] for keyword in node if keyword not in (*ours, *learned)}
         yield from self._call_faults(key, settings, signature, given)
@@ -196,8 +195,7 @@ class _Node:
                 yield f"{key}.{keyword}: found {node[keyword]!r}; expected {wanted}. Remove it."
 
     def _role_faults(self, roles: Values, signature: Signature) -> Iterator[str]:
-        keywords = [parameter for parameter in signature.values() if parameter.kind is Parameter.KEYWORD_ONLY]
-        known = [parameter.name for parameter in keywords if is_role(parameter)] or [name.name for name in keywords]
+        known = role_names(signature)
         for role, player in roles.items():
             key = f"{self.key}.roles.{role}"
             if role not in known and not _is_open(signature):
@@ -252,10 +250,7 @@ class _Node:
         if is_role(parameter):
             yield f"{place}: found {value!r}; expected this role under roles. Write {self.key}.roles: {{{name}: ..}}."
         elif is_known(value) and not (name in self.referred and self.referred[name] == value):
-            annotations = [] if parameter.annotation is Parameter.empty else [parameter.annotation]
-            annotations += [
-                kinds[name] for home, kinds in TORCH_SETTINGS.items() if target.startswith(home) and name in kinds
-            ]
+            annotations = setting_annotations(target, parameter)
             faults = (setting_fault(place, value, annotation, nodes=True) for annotation in annotations)
             yield from [fault for fault in faults if fault][:1]
 
@@ -264,6 +259,27 @@ def is_role(parameter: Parameter) -> bool:
     """Say whether a parameter is annotated as a BoundModule, which a problem plays."""
     annotation = parameter.annotation
     return any(getattr(kind, "__name__", "") == "BoundModule" for kind in (annotation, *get_args(annotation)))
+
+
+def role_names(signature: Signature) -> list[str]:
+    """Return the arguments that may be roles: those that are annotated as one, else all that are keyword-only."""
+    keywords = [parameter for parameter in signature.values() if parameter.kind is Parameter.KEYWORD_ONLY]
+    return [parameter.name for parameter in keywords if is_role(parameter)] or [name.name for name in keywords]
+
+
+def given_names(kind: str, signature: Signature) -> tuple[str, ...]:
+    """Return the arguments that a node of a kind is given by mlotool: a batch, an optimizer."""
+    first = [parameter.name for parameter in signature.values() if parameter.kind in _BY_POSITION]
+    return (*first[: _NUM_GIVEN.get(kind, 0)], *_GIVEN.get(kind, ()))
+
+
+def setting_annotations(target: str, parameter: Parameter) -> list[Any]:
+    """Return all that an argument of a target has to fit: its annotation, and of torch's the range that it lacks."""
+    name = parameter.name
+    ranges_of_torch = [
+        kinds[name] for home, kinds in TORCH_SETTINGS.items() if target.startswith(home) and name in kinds
+    ]
+    return [*([] if parameter.annotation is Parameter.empty else [parameter.annotation]), *ranges_of_torch]
 
 
 def _is_open(signature: Signature) -> bool:

@@ -41,12 +41,14 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 _COMPARISONS = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
 _BOUND_WORDS = {Ge: "of at least", Gt: "greater than", Le: "of at most", Lt: "less than"}
-_JSON_BOUNDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum"}
+_JSON_BOUNDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MinLen: "minItems"}
 _PLAIN = (NoneType, bool, int, float, str, list, dict)
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
 _PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "a text": "texts", "true or false": "booleans"}
 _JSON = {int: "integer", float: "number", bool: "boolean", str: "string", NoneType: "null"}
 _REFERENCE = {"type": "string", "pattern": r"^\$\{.*\}$"}
+# In a JSON schema, what no text can be: a mapping that says what to build.
+NODE: dict[str, Any] = {"type": "object"}
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -128,7 +130,7 @@ def _holds(value: Any, bound: Any) -> bool:
 
 
 def _limit(bound: Any) -> Any:
-    return getattr(bound, type(bound).__name__.lower())
+    return bound.min_length if isinstance(bound, MinLen) else getattr(bound, type(bound).__name__.lower())
 
 
 def words(annotation: Any) -> str:
@@ -236,15 +238,27 @@ def _json_members(annotation: Any) -> Iterator[dict[str, Any]]:
         yield {"enum": list(arguments)}
     elif typing.is_typeddict(kind):
         hints = get_type_hints(kind, include_extras=True)
-        yield {"type": "object", "properties": {key: json_schema(hint) for key, hint in hints.items()}}
+        properties = {key: json_schema(hint) for key, hint in hints.items()}
+        yield {"type": "object", "properties": properties, "additionalProperties": False}
     elif kind in _JSON:
         yield {"type": _JSON[kind], **_json_bounds(bounds)}
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         yield {"type": "object", "additionalProperties": json_schema(arguments[1])}
     elif isinstance(origin, type) and issubclass(origin, Iterable):
-        yield {"type": "array", **({"items": json_schema(arguments[0])} if arguments else {})}
+        yield {"type": "array", **_json_items(origin, arguments), **_json_bounds(bounds)}
+    elif kind in (list, tuple):
+        yield {"type": "array"}
+    elif isinstance(kind, type) and kind not in (Any, object, dict) and not getattr(kind, "_is_protocol", False):
+        yield NODE
     else:
         yield {}
+
+
+def _json_items(origin: type, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    if origin is tuple and Ellipsis not in arguments:
+        kinds = [json_schema(kind) for kind in arguments]
+        return {"items": kinds, "minItems": len(kinds), "maxItems": len(kinds)}
+    return {"items": json_schema(arguments[0])} if arguments else {}
 
 
 def _json_bounds(bounds: Iterable[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, Positive, Shape, Share, checked, fits, json_schema, parameters
+from mlotool.core.settings import NODE, Count, Positive, Shape, Share, checked, fits, json_schema, parameters
 
 
 class Noise(TypedDict):
@@ -59,7 +59,12 @@ def test_a_node_fits_where_a_config_stands_for_what_it_builds() -> None:
 
 def test_json_schema_has_ranges_and_choices() -> None:
     assert json_schema(Share | None)["anyOf"][:2] == [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}]
-    assert json_schema(Noise)["anyOf"][0]["properties"]["kind"]["anyOf"][0] == {"enum": ["uniform", "flip"]}
+    noise, shape, pair = (json_schema(kind)["anyOf"][0] for kind in (Noise, Shape, tuple[float, float]))
+    assert noise["properties"]["kind"]["anyOf"][0] == {"enum": ["uniform", "flip"]}
+    assert noise["additionalProperties"] is False
+    assert shape["minItems"] == 1 and pair["minItems"] == pair["maxItems"] == 2
+    # What no text can be is built from a node.
+    assert [json_schema(kind)["anyOf"][0] for kind in (nn.Module, Tensor, Any)] == [NODE, NODE, {}]
 
 
 def test_arguments_are_checked_wherever_they_stand() -> None:
