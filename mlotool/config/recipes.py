@@ -182,7 +182,8 @@ def _summary_and_task(path: Path) -> tuple[str, str]:
     except OSError:
         return "", ""
     header = [line.lstrip("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
-    summaries = (line for line in header if line and not line.startswith(("@", _TASK)))
+    # A line may be an editor's, of the recipe's JSON schema.
+    summaries = (line for line in header if line and not line.startswith(("@", _TASK, "yaml-language-server:")))
     tasks = (line.removeprefix(_TASK).strip() for line in header if line.startswith(_TASK))
     return next(summaries, ""), next(tasks, "")
 
