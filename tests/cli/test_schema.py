@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from mlotool.cli.schema import recipe_schema
 from mlotool.config import check, compose
+from mlotool.config.recipes import _summary_and_task
 from mlotool.config.schema import SweepConfig
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Neumann
@@ -116,3 +117,8 @@ def test_keys_and_arguments_are_described(validator: Any) -> None:
     assert properties["runner"]["properties"]["log_every"]["description"].startswith("Ticks between two rows")
     text = str(validator.schema["definitions"]["solver"])
     assert "terms of the series" in text
+
+
+def test_the_line_for_editors_is_no_summary(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("# yaml-language-server: $schema=recipe.schema.json\n# A recipe.\nname: mine\n")
+    assert _summary_and_task(tmp_path / "mine.yaml") == ("A recipe.", "")
