@@ -36,8 +36,7 @@ from mlotool.problem.remat import rematerialize
 from mlotool.problem.settings import ProblemNode, ProblemSettings
 from mlotool.problem.shards import PartShards, Shards, gathered
 from mlotool.problem.stream import Stream
-from mlotool.problem.task_share import TaskShare
-from mlotool.problem.tasks import replace_trained, stack_parameters
+from mlotool.problem.tasks import TaskShare, replace_trained, stack_parameters
 from mlotool.problem.trajectory import Streams, Trajectory
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Problem:
             keyword-only argument of the loss without a default has the name of its problem.
         stream: where its batches come from: a Stream, or a DataLoader, which becomes one with a seed of the name; None
             calls the loss with `batch=None`.
-        optimizer: "sgd", "adam" or "adamw" (the options of conf/optimizer/), a class of `torch.optim`, an optimizer, or
+        optimizer: "sgd" (with momentum 0.9), "adam" or "adamw" (the options of conf/optimizer/), a class of `torch.optim`, an optimizer, or
             a callable from parameters to one; None if it is never stepped.
         lr: the learning rate of an optimizer that is named or a class; None leaves the option's or the class's default.
         scheduler: a callable from the optimizer to a learning-rate scheduler.

@@ -5,7 +5,6 @@ another one. A checkpoint has all tasks, in the form of one process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,41 +12,12 @@ from torch import Tensor
 
 from mlotool.core.private import tree_map_only
 from mlotool.distributed.collectives import Ranks
-from mlotool.problem.batches import bounds
 
 if TYPE_CHECKING:
     from mlotool.problem.problem import Problem
 
 # `(problem, tensors) -> tensor`: those of one place in its state, by rank; None of a rank that has nothing there.
 _Join = Callable[[str, Sequence[Tensor | None]], Tensor]
-
-
-@dataclass(frozen=True)
-class TaskShare:
-    """A rank's tasks of a problem: its part of the first axis, as long as that of every other rank.
-
-    Args:
-        num_tasks: of all ranks together, a multiple of their number.
-        ranks: those that have the others.
-
-    Example:
-        >>> share = TaskShare(4, Ranks(rank=1, size=2))
-        >>> share.part(torch.tensor([[0], [1], [2], [3]]))
-        tensor([[2],
-                [3]])
-    """
-
-    num_tasks: int
-    ranks: Ranks
-
-    def part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part (t, ...) of a tensor of all tasks (T, ...), the tasks that its batches have."""
-        begin, end, _ = bounds(self.num_tasks, self.ranks.rank, self.ranks.size)
-        return whole[begin:end]
-
-    def whole(self, part: Tensor) -> Tensor:
-        """Return the tensor of all tasks (T, ...), of which each rank has a part (t, ...); called by all."""
-        return torch.cat(self.ranks.gather_tensors(part))
 
 
 States = Mapping[str, Mapping[str, Any]]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from mlotool.core.errors import MlotoolError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.private import tree_flatten, tree_map, tree_unflatten
 from mlotool.core.replay import RandomState
+from mlotool.distributed.collectives import Ranks
+from mlotool.problem.batches import bounds
 
 Stacked = dict[int, tuple[Tensor, ...]]
 
@@ -132,3 +135,31 @@ def check_unmoved(problem: str, module: BoundModule) -> None:
     expected = "buffers that stay in a loss that is evaluated for each task by itself, since the tasks would share them"
     advice = f"Write {{problem: {problem}, mode: eval}} as the role."
     require(moved is None, f"problems.{problem}.module", fault, expected, advice)
+
+
+@dataclass(frozen=True)
+class TaskShare:
+    """A rank's tasks of a problem: its part of the first axis, as long as that of every other rank.
+
+    Args:
+        num_tasks: of all ranks together, a multiple of their number.
+        ranks: those that have the others.
+
+    Example:
+        >>> share = TaskShare(4, Ranks(rank=1, size=2))
+        >>> share.part(torch.tensor([[0], [1], [2], [3]]))
+        tensor([[2],
+                [3]])
+    """
+
+    num_tasks: int
+    ranks: Ranks
+
+    def part(self, whole: Tensor) -> Tensor:
+        """Return this rank's part (t, ...) of a tensor of all tasks (T, ...), the tasks that its batches have."""
+        begin, end, _ = bounds(self.num_tasks, self.ranks.rank, self.ranks.size)
+        return whole[begin:end]
+
+    def whole(self, part: Tensor) -> Tensor:
+        """Return the tensor of all tasks (T, ...), of which each rank has a part (t, ...); called by all."""
+        return torch.cat(self.ranks.gather_tensors(part))

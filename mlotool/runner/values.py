@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from mlotool.config.schema import is_plain_name
 from mlotool.core.arguments import takes_nothing
@@ -153,7 +154,8 @@ def _are_few(values: list[Any]) -> bool:
     """Say whether values are real tensors of a few numbers."""
     if not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
         return False
-    return 0 < sum(value.numel() for value in values) <= MAX_VALUES
+    # The shape of a lazy layer's parameters is found in its first call.
+    return not any(map(is_lazy, values)) and 0 < sum(value.numel() for value in values) <= MAX_VALUES
 
 
 def _names_of(module: Any, count: int) -> list[str]:

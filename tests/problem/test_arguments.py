@@ -97,7 +97,7 @@ def kept() -> Callable[..., Tensor]:
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch": (lambda: Stream({"input": torch.zeros(3)}, 2), "stream.dataset: found {input: a tensor of shape (3,)};"),
     "an iterator": (lambda: Stream(iter(DATA), 2), "stream.dataset: found an iterator; expected a map-style data"),
-    "no graph": (lambda: Program([problem()], None), "Program.graph: found None; expected"),  # type: ignore[arg-type]
+    "no graph": (lambda: Program([problem()], {}), "Program.graph: found {}; expected"),  # type: ignore[arg-type]
     "names": (lambda: program().loss(["p"]), "Unknown problem ['p']; expected one of p"),  # type: ignore[arg-type]
     "batches": (
         lambda: program().gradient("p", torch.zeros(2)),  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_a_search_in_groups_tells_the_study_of_each_job(sweep: Sweep, tmp_path: 
     """Each is a trial of its own; the last group has what is left."""
     pytest.importorskip("optuna")
     words = ["sweep=optuna", "sweep.num_trials=5", "sweep.fuse=2", "sweep.sampler=random", "seed=interval(1,9)"]
-    pruner = ("sweep.pruner=median", "sweep.pruner_options={n_startup_trials: 1}")
+    pruner = ("sweep.pruner=median", "sweep.pruner_options={n_startup_trials: 1, n_warmup_steps: 0}")
     code, out, err = sweep(*words, *pruner, "sweep.seed=0")
     assert code == 0, err
     folder = sweep_folder(tmp_path)
