@@ -76,8 +76,8 @@ class Problem:
             keyword-only argument of the loss without a default has the name of its problem.
         stream: where its batches come from: a Stream, or a DataLoader, which becomes one with a seed of the name; None
             calls the loss with `batch=None`.
-        optimizer: "sgd" (with momentum 0.9), "adam" or "adamw" (the options of conf/optimizer/), a class of `torch.optim`, an optimizer, or
-            a callable from parameters to one; None if it is never stepped.
+        optimizer: "sgd" (with momentum 0.9), "adam" or "adamw" (the options of conf/optimizer/), a class of
+            `torch.optim`, an optimizer, or a callable from parameters to one; None if it is never stepped.
         lr: the learning rate of an optimizer that is named or a class; None leaves the option's or the class's default.
         scheduler: a callable from the optimizer to a learning-rate scheduler.
         hypergradient: how gradients pass through its solution: an object such as `Implicit(Neumann())`, or the name of
