@@ -29,9 +29,9 @@ COMMANDS = {
 }
 LINES = {
     "completion of a verb": "mlotool sh",
-    "completion of a recipe": "mlotool run +recipe=",
-    "completion of a group": "mlotool run +recipe=mwn hypergradient=",
-    "completion of a key": "mlotool run +recipe=mwn problems.classifier.op",
+    "completion of a recipe": "mlotool run ",
+    "completion of a group": "mlotool run mwn hypergradient=",
+    "completion of a key": "mlotool run mwn problems.classifier.op",
 }
 LIMITS = {"--help": 0.3, "show": 1.5, "validate": 1.5, **dict.fromkeys(LINES, 0.3)}
 

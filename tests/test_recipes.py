@@ -50,7 +50,7 @@ def test_headers() -> None:
         for field in ("Task:", "Command:", "Result:", "Time:"):
             assert sum(line.startswith(f"# {field}") for line in header) == 1, (file, field)
         assert next(line.removeprefix("# Task:").strip() for line in header if line.startswith("# Task:")) in TASKS
-        assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
+        assert f"# Command:   mlotool run {file.stem}" in "\n".join(header)
         assert "to be measured" not in "\n".join(header).lower()
 
 

@@ -65,9 +65,9 @@ def index() -> str:
 def page(recipe: Path) -> str:
     """Return the page of a recipe."""
     header, text, name = read_header(recipe), recipe.read_text(encoding="utf-8"), recipe.stem
-    lines = [f"# {name}", "", header["what"], "", "```bash", f"mlotool run +recipe={name}"]
+    lines = [f"# {name}", "", header["what"], "", "```bash", f"mlotool run {name}"]
     if committed(f"{name}/search"):
-        lines += [f"mlotool run -m +recipe={name}      # searches"]
+        lines += [f"mlotool run -m {name}      # searches"]
     lines += ["```", ""]
     papers = list(dict.fromkeys(_ARXIV.findall(text)))
     if papers:

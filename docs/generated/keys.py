@@ -64,7 +64,7 @@ def page() -> str:
     lines = [
         "# Every key of a recipe",
         "",
-        "A key is set in a recipe's YAML or on the command line, `mlotool run +recipe=mwn KEY=VALUE`.",
+        "A key is set in a recipe's YAML or on the command line, `mlotool run mwn KEY=VALUE`.",
         "`<name>` is the name of a problem. Keys of a node with a `_target_` (a model, a loss, data, an optimizer) are",
         "the arguments of that class or function, which the [API reference](api/index.md) has. Each example sets",
         "another value than the recipe has, `mwn` or the one that it names; keys of sweeps are shown with `-m`.",
@@ -90,7 +90,7 @@ def _entry(key: Key) -> list[str]:
         f"Type: {example.get('type', key.kind)}. Default: {default}.{needs}",
         "",
         "```bash",
-        f"mlotool run {mode}+recipe={example.get('recipe', 'mwn')} {_quoted(example['example'])}",
+        f"mlotool run {mode}{example.get('recipe', 'mwn')} {_quoted(example['example'])}",
         "```",
     ]
 

@@ -11,9 +11,9 @@ options (of every verb):
   --version    the version
 
 examples:
-  mlotool run +recipe=mwn                                  train a built-in recipe
-  mlotool run +recipe=mwn hypergradient=cg seed=1          with other settings
-  mlotool run -m +recipe=mwn seed=0,1,2                    a sweep, one folder a job
+  mlotool run mwn                                          train a built-in recipe
+  mlotool run mwn hypergradient=cg seed=1                  with other settings
+  mlotool run -m mwn seed=0,1,2                            a sweep, one folder a job
   mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
   mlotool new mypackage                                    your own code
 

@@ -42,7 +42,7 @@ def name_faults(values: Values) -> Iterator[str]:
     if fault := name_fault(values["name"]):
         yield fault
     if not problems:
-        yield "problems: found none; expected at least one. Choose a recipe: mlotool run +recipe=mwn."
+        yield "problems: found none; expected at least one. Choose a recipe: mlotool run mwn."
     for key, names in (("analyses", analyses), ("evaluate.splits", splits)):
         for name in itertools.filterfalse(is_plain_name, names):
             yield f"{key}: found the name {name!r}; expected letters, digits, '-', '_' and '.'. Rename it."

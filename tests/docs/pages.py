@@ -313,7 +313,7 @@ def _is_read(folder: str, recipe: str, later: str) -> bool:
 
 def _is_recipe(word: str) -> bool:
     """Say whether a word of a command line names a recipe."""
-    return word.startswith("+recipe=") or (word.endswith(".yaml") and "=" not in word)
+    return word.startswith("+recipe=") or ("=" not in word and not word.startswith("-"))
 
 
 def _dated(line: str) -> str:
