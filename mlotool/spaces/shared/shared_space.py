@@ -358,11 +358,6 @@ class AbstractArchitecture(nn.Module):
         logarithms = [F.log_softmax(logits, 0) for logits in self.logits.values()]
         return torch.stack([-(logarithm.exp() * logarithm).sum() for logarithm in logarithms]).mean()
 
-    def is_made(self, sure: float) -> bool:
-        """Say whether each decision between several candidates has one of at least this probability."""
-        several = [logits.detach() for logits in self.logits.values() if len(logits) > 1]
-        return bool(several) and bool(torch.stack([logits.softmax(0).max() for logits in several]).min() >= sure)
-
 
 @target("module")
 class PathWeights(AbstractArchitecture):
