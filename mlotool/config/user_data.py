@@ -382,7 +382,23 @@ class UserData:
         return NamedSamples(dataset) if is_plain and not has_batches else dataset
 
 
-class NamedSamples:
+class _Wrapped:
+    """A data set in another form, which has all else that the given one has: `clean_target`, `set_epoch`, ...
+
+    Args:
+        dataset: the given one.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class NamedSamples(_Wrapped):
     """A data set whose (input, target) pairs come as `{input, target, index}`, as those of torchvision do not.
 
     Args:
@@ -393,15 +409,6 @@ class NamedSamples:
         {'input': 'picture', 'target': 3, 'index': 0}
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what else it has: `clean_target`, ..."""
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -411,22 +418,16 @@ class NamedSamples:
         return {"input": sample[0], "target": sample[1], "index": index} if _is_pair(sample) else sample
 
 
-class NamedIterable:
+class NamedIterable(_Wrapped):
     """The same of a data set that can only be read in its own order, and knows no index.
+
+    Args:
+        dataset: iterable; other samples than pairs stay as they are.
 
     Example:
         >>> next(iter(NamedIterable([("picture", 3)])))
         {'input': 'picture', 'target': 3}
     """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what else it has: `set_epoch`, `state_dict`, ..."""
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the samples."""

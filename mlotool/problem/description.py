@@ -39,7 +39,7 @@ def keys_of(problem: "Problem") -> dict[str, Any]:
     groups = [] if problem.optimizer is None else problem.optimizer.param_groups
     rates = _plain({key: value for group in groups[:1] for key, value in group.items() if key not in _NOT_SETTINGS})
     return {
-        "module": {"_target_": path_of(problem.module), "num_parameters": num_parameters(problem)},
+        "module": {"_target_": path_of(problem.module), "num_parameters": num_trained(problem)},
         "loss": {"_target_": path_of(problem.loss), "roles": played},
         "optimizer": _node(problem.optimizer, rates | {key: {"problem": name} for key, name in roles.items()}),
         "scheduler": _node(problem.scheduler),
@@ -49,7 +49,7 @@ def keys_of(problem: "Problem") -> dict[str, Any]:
     }
 
 
-def num_parameters(problem: "Problem") -> int:
+def num_trained(problem: "Problem") -> int:
     """Return how many numbers a problem trains, of all its tasks together."""
     return sum(tensor.numel() for tensor in problem.theta.values())
 
@@ -68,7 +68,7 @@ def formula_of(problem: "Problem", read: Collection[str] = ()) -> str:
 
 def facts_of(problem: "Problem") -> str:
     """Return module, size, optimizer and batches of a problem, in a line."""
-    count, dataset = num_parameters(problem), getattr(problem.stream, "dataset", None)
+    count, dataset = num_trained(problem), getattr(problem.stream, "dataset", None)
     facts = [f"{type(problem.module).__name__} with {count:,} parameter{'s' * (count != 1)}"]
     if problem.settings.tasks is not None:
         facts[0] += f" in {problem.settings.tasks} tasks"
