@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlotool.config import trusted
+from mlotool.config.security import trusted
 from mlotool.core import process
 from tests import forked
 

@@ -127,7 +127,7 @@ def say_what_all_know(root: str) -> None:
     import mlotool
     from docs.generated import api
     from mlotool.cli.main import main
-    from mlotool.config.trusted import trusted_names
+    from mlotool.config.security.trusted import trusted_names
 
     assert mlotool.__file__.startswith(root)
     assert main(["validate", "stripes", "--targets"]) == 0

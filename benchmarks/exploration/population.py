@@ -31,8 +31,8 @@ import torch
 
 from benchmarks.harness import record
 from mlotool.config import check, register_sources
-from mlotool.config.population import draw_population, override_words
-from mlotool.config.sweep_plan import SweepPlan, job_config, read_sweep
+from mlotool.config.sweeps.population import draw_population, override_words
+from mlotool.config.sweeps.sweep_plan import SweepPlan, job_config, read_sweep
 from mlotool.folders.run_folder import RunFolder
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.runner.together import RunRequest, run_together

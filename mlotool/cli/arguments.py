@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from mlotool import config
 from mlotool.cli.terminal import say
 from mlotool.config.recipes import recipe_argument
-from mlotool.config.trusted import recall_trust
+from mlotool.config.security.trusted import recall_trust
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.folders import hub

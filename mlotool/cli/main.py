@@ -131,7 +131,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _call(name: str, words: list[str]) -> int:
-    code: int = import_module(f"mlotool.cli.{name}").main(words)
+    code: int = import_module(f"mlotool.cli.verbs.{name}").main(words)
     return code
 
 

@@ -8,7 +8,7 @@ from mlotool.cli.arguments import Request, call_hydra
 from mlotool.cli.job import Job, is_first_rank
 from mlotool.cli.terminal import nearby, say, warn
 from mlotool.config.recipes import is_literal, quoted
-from mlotool.config.sweep_plan import SweepPlan, check_first_point, read_sweep
+from mlotool.config.sweeps.sweep_plan import SweepPlan, check_first_point, read_sweep
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.process import terminable
 from mlotool.folders.run_folder import INFEASIBLE
@@ -191,7 +191,7 @@ def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoint
 
 
 def _show(folder: Path) -> None:
-    from mlotool.cli.report import show_sweep
+    from mlotool.cli.verbs.report import show_sweep
 
     with suppress(ConfigError):  # no job had begun
         show_sweep(folder)

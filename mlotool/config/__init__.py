@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from mlotool.config.provenance import Origin, finish_provenance, note_resume, write_provenance
     from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes, package_dir
     from mlotool.config.run_config import differences, load_run_config
-    from mlotool.config.safety import check_recipe_file
+    from mlotool.config.security.safety import check_recipe_file
+    from mlotool.config.security.trusted import trust, trust_all
     from mlotool.config.sources import register_sources
-    from mlotool.config.trusted import trust, trust_all
 
 _HOMES = {
     "mlotool.config.building": ("Analysis", "Built", "build_module", "derived_seed", "hypergradient_options"),
@@ -23,9 +23,9 @@ _HOMES = {
     "mlotool.config.provenance": ("Origin", "finish_provenance", "note_resume", "write_provenance"),
     "mlotool.config.recipes": ("RecipeInfo", "find_recipe", "list_recipes", "package_dir"),
     "mlotool.config.run_config": ("differences", "load_run_config"),
-    "mlotool.config.safety": ("check_recipe_file",),
+    "mlotool.config.security.safety": ("check_recipe_file",),
     "mlotool.config.sources": ("register_sources",),
-    "mlotool.config.trusted": ("trust", "trust_all"),
+    "mlotool.config.security.trusted": ("trust", "trust_all"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["CONFIG_NAME", "VERSION_KEYWORDS", "build", "check", "check_recipe_file", "compose", "config_errors"]

@@ -89,7 +89,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     Raises:
         ConfigError: a target does not accept its settings, or the parts do not fit each other.
     """
-    from mlotool.problem.stream import SameBatch
+    from mlotool.problem.streams.stream import SameBatch
     from mlotool.program import Graph, Program
     from mlotool.program.program import check_saved
     from mlotool.spaces.decisions import deciding

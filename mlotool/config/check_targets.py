@@ -20,10 +20,10 @@ from mlotool.config.instantiate import (
 )
 from mlotool.config.recipes import option_names
 from mlotool.config.resolve import is_known
-from mlotool.config.safety import DANGEROUS
 from mlotool.config.schema import OPTION_GROUPS, is_node, members, node_kind, walk
+from mlotool.config.security.safety import DANGEROUS
+from mlotool.config.security.trusted import CONTAINERS, foreign_package, how_to_trust, is_of_user, resolve, trust_fault
 from mlotool.config.sources import loaded_recipes
-from mlotool.config.trusted import CONTAINERS, foreign_package, how_to_trust, is_of_user, resolve, trust_fault
 from mlotool.core import settings as ranges
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean

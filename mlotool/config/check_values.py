@@ -11,7 +11,7 @@ from mlotool.config.instantiate import optimizer_roles
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.resolve import is_known
 from mlotool.config.schema import METRIC_NAMES, is_identifier, is_plain_name, name_fault
-from mlotool.config.trusted import is_of_user
+from mlotool.config.security.trusted import is_of_user
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.folders.documents import leaves

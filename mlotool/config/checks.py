@@ -17,7 +17,7 @@ from mlotool.config.instantiate import instantiate, optimizer_factory, optimizer
 from mlotool.config.resolve import resolve_config
 from mlotool.config.run_config import decision_faults, finished_run
 from mlotool.config.schema import is_node
-from mlotool.config.trusted import is_of_user
+from mlotool.config.security.trusted import is_of_user
 from mlotool.config.unknown_keys import value_faults
 from mlotool.config.user_data import built_data, split_of
 from mlotool.core.errors import ConfigError

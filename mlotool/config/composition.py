@@ -18,14 +18,15 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from mlotool.config import recipes, safety
+from mlotool.config import recipes
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.provenance import Origin
 from mlotool.config.recipes import GROUP
 from mlotool.config.run_config import DECISIONS_KEY, FOLDER_KEY, fill_decisions
 from mlotool.config.schema import GROUPS, MAX_NAME, OPTION_GROUPS, boolean_faults, is_boolean, name_fault
+from mlotool.config.security import safety
+from mlotool.config.security.trusted import trust_all
 from mlotool.config.sources import loaded_recipes, sources
-from mlotool.config.trusted import trust_all
 from mlotool.config.user_data import TELLING, fill_data
 from mlotool.core.arguments import require, require_texts
 from mlotool.core.errors import ConfigError

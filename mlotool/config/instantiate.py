@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from mlotool.config.trusted import CONTAINERS, resolve
+from mlotool.config.security.trusted import CONTAINERS, resolve
 from mlotool.core import user_code
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedError
 from mlotool.core.messages import kind_of

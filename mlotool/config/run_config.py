@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlotool.config.objective import objective_direction
-from mlotool.config.safety import is_dangerous, place_faults
 from mlotool.config.schema import defaults_at, is_plain_name
+from mlotool.config.security.safety import is_dangerous, place_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list, shown
 from mlotool.folders.documents import ends, leaves

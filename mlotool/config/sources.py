@@ -20,9 +20,10 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mlotool.config import derived, recipes, safety
+from mlotool.config import derived, recipes
 from mlotool.config.recipes import FOLDER, GROUP, SUFFIX, own_option, package_dir, recipe_file
 from mlotool.config.schema import OPTION_GROUPS, Config
+from mlotool.config.security import safety
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 from mlotool.folders.documents import Document, read_document, value_at

@@ -142,7 +142,7 @@ class LimitedBatchDataset(LimitedDataset):
 def limited(dataset: Any, limit: int) -> Any:
     """Return a dataset cut down to `limit` samples; as it is where it has no more, or no length, which others tell."""
     # Imported here: it needs torch.
-    from mlotool.problem.batches import LoaderSamples
+    from mlotool.problem.streams.batches import LoaderSamples
 
     if isinstance(dataset, LoaderSamples):
         return LoaderSamples(dataset.loader, limited(dataset.dataset, limit), names_pairs=dataset.names_pairs)
@@ -317,7 +317,7 @@ def split_of(key: str, data: Any, name: str, *, is_streamed: bool = False) -> An
         ConfigError: there is no such split, it is no data set of the kind that is needed, or empty.
     """
     # Imported here: it needs torch.
-    from mlotool.problem.batches import LoaderSamples, check_dataset, is_iterable
+    from mlotool.problem.streams.batches import LoaderSamples, check_dataset, is_iterable
 
     if name not in data.splits:
         raise ConfigError(
@@ -364,7 +364,7 @@ class UserData:
             dataset = self._data.split(name)
         from torch.utils.data import DataLoader
 
-        from mlotool.problem.batches import LoaderSamples, is_iterable
+        from mlotool.problem.streams.batches import LoaderSamples, is_iterable
 
         if isinstance(dataset, DataLoader):
             return LoaderSamples(dataset, names_pairs=True)

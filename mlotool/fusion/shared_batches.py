@@ -17,7 +17,7 @@ from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import ANY_KERNELS
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import BatchPlace, Stream
+from mlotool.problem.streams.stream import BatchPlace, Stream
 from mlotool.program import Program
 
 Item = TypeVar("Item")

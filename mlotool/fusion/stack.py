@@ -20,7 +20,7 @@ from mlotool.data.language_data import TextWindows
 from mlotool.data.splits import InMemoryTensors
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import BatchPlace, SameBatch, Stream
+from mlotool.problem.streams.stream import BatchPlace, SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans

@@ -95,7 +95,7 @@ class AbstractParallel(ABC):
 
         Args:
             batch: of the step; this rank's part.
-            weight: of its loss among the ranks' (`problem/batches.py`); 1 for an equal share.
+            weight: of its loss among the ranks' (`problem/streams/batches.py`); 1 for an equal share.
         """
 
     @abstractmethod

@@ -23,7 +23,6 @@ from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.distributed.collectives import Ranks
 from mlotool.losses.lightning import training_step
 from mlotool.problem.arguments import check_module, check_problem, default_roles
-from mlotool.problem.batches import mixed_seed
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.lightning import StandInTrainer, check_lightning_module, configured
@@ -35,7 +34,8 @@ from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.remat import rematerialize
 from mlotool.problem.settings import ProblemNode, ProblemSettings
 from mlotool.problem.shards import PartShards, Shards, gathered
-from mlotool.problem.stream import Stream
+from mlotool.problem.streams.batches import mixed_seed
+from mlotool.problem.streams.stream import Stream
 from mlotool.problem.tasks import TaskShare, replace_trained, stack_parameters
 from mlotool.problem.trajectory import Streams, Trajectory
 

@@ -15,7 +15,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.private import tree_flatten, tree_map, tree_unflatten
 from mlotool.core.replay import RandomState
 from mlotool.distributed.collectives import Ranks
-from mlotool.problem.batches import bounds
+from mlotool.problem.streams.batches import bounds
 
 Stacked = dict[int, tuple[Tensor, ...]]
 

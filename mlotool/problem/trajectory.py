@@ -19,7 +19,7 @@ from mlotool.core.settings import Count, target
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import ANY_KERNELS, fingerprint
 from mlotool.problem.optimizers.rule import Gradient, Hyperparameters, State
-from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.streams.stream import SameBatch, Stream
 
 # Copies by name; None where there was none. On a CPU, those of what stays have the same memory.
 Buffers = Mapping[str, Tensor | None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     )
     from mlotool.problem.problem import Problem
     from mlotool.problem.settings import ProblemNode
-    from mlotool.problem.stream import SameBatch, Stream
+    from mlotool.problem.streams.stream import SameBatch, Stream
     from mlotool.program.gradient_plan import StepResult
     from mlotool.program.graph import Graph
     from mlotool.program.program import Program
@@ -26,7 +26,7 @@ __all__ += ["Stream"]
 
 _HOMES = {
     "problem.interface": (*(name for name in __all__ if name.startswith("Abstract")), "LowerProblem", "LowerView"),
-    "problem.stream": ("SameBatch", "Stream"),
+    "problem.streams.stream": ("SameBatch", "Stream"),
     "problem.settings": ("ProblemNode",),
     "problem.problem": ("Problem",),
     "program.gradient_plan": ("StepResult",),

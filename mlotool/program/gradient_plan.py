@@ -20,11 +20,11 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import is_tracing
 from mlotool.core.user_code import Call, is_of_user, note, passed_through
 from mlotool.problem.arguments import without_gradient
-from mlotool.problem.batches import Share
 from mlotool.problem.interface import AbstractZerothOrder, Particle, Pullback, Vector
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.shards import runs_in_part
+from mlotool.problem.streams.batches import Share
 from mlotool.program.solution_plan import Engine, Moment, SolutionPlan, Values
 
 # One tensor a parameter; None where nothing depends on it.

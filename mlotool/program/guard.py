@@ -27,9 +27,9 @@ from torch.nn.modules import module as registration
 from mlotool.core.private import MODULE_HOOKS
 from mlotool.core.unchanged import is_same
 from mlotool.core.user_code import is_of_user
-from mlotool.problem.batches import draws_nothing
 from mlotool.problem.optimizers.registry import has_step_hooks
 from mlotool.problem.problem import Problem
+from mlotool.problem.streams.batches import draws_nothing
 
 # A container of more elements is data.
 MOST_ELEMENTS = 10_000

@@ -12,7 +12,7 @@ from torch import Tensor
 from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import own_random
 from mlotool.core.replay import RandomState
-from mlotool.problem.batches import Share
+from mlotool.problem.streams.batches import Share
 from mlotool.program.program import Program
 
 

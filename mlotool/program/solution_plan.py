@@ -24,13 +24,13 @@ from mlotool.core.replay import LossTraits, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
 from mlotool.core.user_code import Call, note
 from mlotool.problem import interface
-from mlotool.problem.batches import Share
 from mlotool.problem.interface import LowerView, Pullback, Vector
 from mlotool.problem.optimizers.registry import RULES, find_rule
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
-from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.streams.batches import Share
+from mlotool.problem.streams.stream import SameBatch, Stream
 from mlotool.problem.tasks import TaskLosses, check_unmoved
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
 from mlotool.program.algorithms import SolutionNode, algorithm_of

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic import dataclasses as validated
 
-from mlotool.config.population import Population, Settings
+from mlotool.config.sweeps.population import Population, Settings
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders.run_folder import ENDED, RunFolder
 from mlotool.folders.safe_files import read_text

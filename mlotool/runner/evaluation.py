@@ -30,8 +30,8 @@ from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, note, noted, user_code
 from mlotool.folders.run_folder import RunFolder
 from mlotool.layerparallel import MultigridResidual
-from mlotool.problem.batches import BatchFetcher, Share
 from mlotool.problem.neutral import check_held
+from mlotool.problem.streams.batches import BatchFetcher, Share
 from mlotool.program import Problem, Program, Stream
 from mlotool.runner.checkpoint import random_state, restore_random_state
 from mlotool.runner.values import check_start, related, unsound_path

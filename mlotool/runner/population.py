@@ -9,7 +9,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 
-from mlotool.config.population import Copy, Population
+from mlotool.config.sweeps.population import Copy, Population
 from mlotool.core.errors import RunError
 from mlotool.folders.run_folder import RunFolder
 from mlotool.folders.sweep_folder import SweepFolder

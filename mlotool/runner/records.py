@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from mlotool.config import Built, Origin, write_provenance
 from mlotool.config.composition import plain
-from mlotool.config.trusted import named_packages
+from mlotool.config.security.trusted import named_packages
 from mlotool.distributed.collectives import Ranks
 from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program

@@ -37,7 +37,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 import mlotool
 from mlotool.config import Built, Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of, plain
-from mlotool.config.trusted import recall_trust, trusted_packages
+from mlotool.config.security.trusted import recall_trust, trusted_packages
 from mlotool.core.arguments import is_number, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.messages import is_command_line

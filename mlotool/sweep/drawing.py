@@ -10,8 +10,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlotool.config.checks import checked
-from mlotool.config.sweep_plan import SweepPlan, job_config
-from mlotool.config.trusted import is_of_user
+from mlotool.config.security.trusted import is_of_user
+from mlotool.config.sweeps.sweep_plan import SweepPlan, job_config
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedModelError
 from mlotool.core.messages import did_you_mean, shown
 from mlotool.folders.documents import leaves

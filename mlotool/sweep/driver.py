@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.sweeps.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.folders.files import writing
 from mlotool.folders.run_folder import ENDED, INFEASIBLE, INTERRUPTED

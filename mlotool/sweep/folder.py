@@ -13,7 +13,7 @@ from mlotool.folders.run_folder import RunFolder
 from mlotool.folders.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
-    from mlotool.config.sweep_plan import SweepPlan
+    from mlotool.config.sweeps.sweep_plan import SweepPlan
 
 AUTO = "auto"
 

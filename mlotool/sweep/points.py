@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.config.run_config import has_finished
-from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.sweeps.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders.run_folder import ENDED, RunFolder
 from mlotool.folders.sweep_folder import SweepFolder

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mlotool.config.population import Population, draw_population, override_words
-from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.sweeps.population import Population, draw_population, override_words
+from mlotool.config.sweeps.sweep_plan import SweepPlan
 from mlotool.folders.run_folder import ENDED
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep.folder import JobOutcome, read_outcome

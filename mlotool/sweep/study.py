@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from mlotool.config.run_config import decision_faults
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RunError
 from mlotool.core.messages import did_you_mean
 from mlotool.folders.run_folder import ENDED, INFEASIBLE

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import OWN_SAMPLERS, PRUNERS, SAMPLERS
-from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.sweeps.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import parameters, setting_fault

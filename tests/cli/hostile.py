@@ -253,7 +253,7 @@ def _classifier(part: str) -> str:
 
 
 # What each is: (lines behind the header, words that the message must hold). What is refused before Hydra reads a file
-# has its rows in tests/config/test_safety.py, and names that are not trusted in test_trusted.py.
+# has its rows in tests/config/security/test_safety.py, and names that are not trusted in test_trusted.py.
 RECIPES: dict[str, tuple[str, list[str]]] = {
     "callback": ("hydra: {callbacks: {x: {_target_: os.mkdir, path: CANARY}}}", ["hydra.callbacks"]),
     "sweep-of-upload": ("hydra: {sweeper: {params: {logger.mode: 'online,offline'}}}", ["logger.mode"]),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mlotool import __version__
-from mlotool.cli import list as list_verb
 from mlotool.cli.main import VERBS, main
+from mlotool.cli.verbs import list as list_verb
 from mlotool.core.errors import RunError
 from tests.cli.conftest import Call
 

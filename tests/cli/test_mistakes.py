@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from omegaconf import OmegaConf
 
-from mlotool.config import compose, package_dir, trusted
+from mlotool.config import compose, package_dir
+from mlotool.config.security import trusted
 from mlotool.core import process, user_code
 from tests import forked
 from tests.cli.conftest import Call

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import mlotool
-from mlotool.config import trusted
+from mlotool.config.security import trusted
 from mlotool.core import user_code
 from mlotool.core.errors import ConfigError
 from tests.cli.conftest import Call

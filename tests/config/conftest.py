@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mlotool.config import compose, register_sources, trusted
+from mlotool.config import compose, register_sources
+from mlotool.config.security import trusted
 from mlotool.core.errors import ConfigError
 
 

@@ -12,10 +12,11 @@ import torch
 import yaml
 from omegaconf import DictConfig
 
-from mlotool.config import check, compose, trusted
+from mlotool.config import check, compose
 from mlotool.config.check_values import nan_faults
 from mlotool.config.composition import plain
 from mlotool.config.schema import CLASSIFICATION_METRIC_NAMES, METRIC_NAMES, ProblemConfig
+from mlotool.config.security import trusted
 from mlotool.core.errors import ConfigError
 from mlotool.runner.evaluation import CLASSIFICATION_METRICS
 from mlotool.runner.evaluation import METRIC_NAMES as EVALUATED

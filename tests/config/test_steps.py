@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from mlotool.config import build, compose
 from mlotool.hypergradient import Unrolled
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.stream import SameBatch
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from mlotool.config.user_data import LimitedData, NamedSamples, UserData, built_data, split_of
 from mlotool.core.errors import ConfigError
 from mlotool.data import InMemoryTensors
-from mlotool.problem.batches import BatchFetcher
+from mlotool.problem.streams.batches import BatchFetcher
 from mlotool.program import Stream
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from mlotool.config import check, compose
 from mlotool.config.recipes import option_names, options_folder, own_options, package_dir
-from mlotool.config.sweep_plan import read_sweep
+from mlotool.config.sweeps.sweep_plan import read_sweep
 from tests.config.conftest import message_of
 
 MODEL = """_target_: mlotool.models.MLP

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from mlotool.config.trusted import trusted_names
+from mlotool.config.security.trusted import trusted_names
 
 CONF = Path(__file__).parents[2] / "conf"
 DATA_OPTIONS = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))

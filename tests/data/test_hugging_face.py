@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 from mlotool.config.user_data import limited
 from mlotool.core.errors import ConfigError
 from mlotool.data import SavedDataset
-from mlotool.problem.stream import Stream
+from mlotool.problem.streams.stream import Stream
 
 
 class Rows:

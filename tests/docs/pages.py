@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 
 from mlotool.cli.arguments import read_request
 from mlotool.cli.main import VERBS
-from mlotool.cli.validate import sweep_faults
+from mlotool.cli.verbs.validate import sweep_faults
 from mlotool.config import check, compose
 from mlotool.config.composition import with_values
-from mlotool.config.trusted import trusted_names
+from mlotool.config.security.trusted import trusted_names
 from tests.small_recipes import ELSEWHERE, RECIPES
 
 Call = Callable[..., tuple[int, str, str]]

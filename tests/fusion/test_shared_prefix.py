@@ -16,7 +16,7 @@ from mlotool.core.tracing import tracing
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
 from mlotool.fusion.shared_batches import KeptData, SharedPrefix, frozen_parts, share_prefixes, share_reads
 from mlotool.losses import cross_entropy
-from mlotool.problem.stream import Stream
+from mlotool.problem.streams.stream import Stream
 from tests.fusion.test_stacked_batches import assert_same
 
 

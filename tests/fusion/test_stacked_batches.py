@@ -19,7 +19,7 @@ from mlotool.fusion.stack import NotFusedError, StackedStream, stacked_streams
 from mlotool.fusion.stacked_gradients import Stacked
 from mlotool.fusion.stacked_schedule import StackedSteps
 from mlotool.problem.optimizers.optimizer_step import take_steps
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.stream import SameBatch
 from mlotool.program import Problem, Stream
 
 KINDS = {

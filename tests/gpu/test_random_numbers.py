@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import EvolutionStrategies, FirstOrder, Identity, Implicit, Neumann, Penalty, Unrolled
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.stream import SameBatch
 from mlotool.program import Program, Stream
 from tests.gpu.placed import follow, placed, relative_error
 from tests.hypergradient import every_algorithm
-from tests.problem.test_stream import Noisy, Seeded, Whole
+from tests.problem.streams.test_stream import Noisy, Seeded, Whole
 from tests.program.reweighting import reweighting
 from tests.program.small import Mlp
 

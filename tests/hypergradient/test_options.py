@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mlotool import EvolutionStrategies, Implicit, Neumann, Penalty, Unrolled, hypergradient
-from mlotool.config.trusted import trusted_names
+from mlotool.config.security.trusted import trusted_names
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from mlotool import FirstOrder, Graph, Problem, Program, Stream, Unrolled
 from mlotool.core.errors import ConfigError, MlotoolError
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.stream import SameBatch
 from tests.program.small import run_ticks, sgd
 
 DATA = TensorDataset(torch.zeros(4, 1))

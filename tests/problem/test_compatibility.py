@@ -19,7 +19,7 @@ from mlotool.hypergradient import ConjugateGradient, EvolutionStrategies, Identi
 from mlotool.layerparallel import Auxiliary
 from mlotool.problem.compatibility import FEATURES, ROWS, Case, broken, check, message
 from mlotool.problem.settings import ProblemSettings
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.stream import SameBatch
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"

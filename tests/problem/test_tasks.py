@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlotool.core import LossOutput
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit, Penalty, Unrolled
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.stream import SameBatch
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_resumes
 

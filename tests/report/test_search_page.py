@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mlotool.cli.report import show_sweep
 from mlotool.cli.sweep import exit_code
+from mlotool.cli.verbs.report import show_sweep
 from mlotool.core.errors import RunError
 from mlotool.report import write_report, write_sweep_summary
 from mlotool.report.search import best_so_far, front, points, random_baseline
@@ -264,7 +264,7 @@ def test_a_wide_terminal_has_all_columns_and_names_the_best_setting_with_its_see
 
 
 def test_of_a_large_sweep_the_best_jobs_are_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.cli.report.MAX_ROWS", 20)
+    monkeypatch.setattr("mlotool.cli.verbs.report.MAX_ROWS", 20)
     for job in range(25):
         write_job(tmp_path / str(job), f"lr={job}", value=abs(job - 15.0))
     text = printed(tmp_path, 80)

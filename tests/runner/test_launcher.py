@@ -15,7 +15,7 @@ import torch
 
 import mlotool
 from mlotool.config import Origin, trust
-from mlotool.config.trusted import trusted_packages
+from mlotool.config.security.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted
 from mlotool.runner import run_config
 from mlotool.runner.checkpoint import read_checkpoint

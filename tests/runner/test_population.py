@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mlotool import Graph, Problem, Program
-from mlotool.config.population import Population, Rules
-from mlotool.config.sweep_plan import Dimension
+from mlotool.config.sweeps.population import Population, Rules
+from mlotool.config.sweeps.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
 from mlotool.folders.run_folder import RunFolder
 from mlotool.folders.sweep_folder import SweepFolder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import SweepConfig
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan
 from mlotool.sweep import study
 from mlotool.sweep.driver import Ending, Handle, run_jobs
 from mlotool.sweep.folder import JobOutcome, JobSpec, read_job

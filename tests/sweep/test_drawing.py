@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlotool.config import register_sources
-from mlotool.config.sweep_plan import Dimension
-from mlotool.config.trusted import trust
+from mlotool.config.security.trusted import trust
+from mlotool.config.sweeps.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.sweep.drawing import Drawer
 from tests.sweep.plans import make_plan

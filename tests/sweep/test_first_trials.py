@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan
 from mlotool.sweep.folder import read_job
 from mlotool.sweep.study import StudyPoints
 from mlotool.sweep.study_options import pruner_options

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep.driver import Ending, Handle, run_jobs, worker_devices, worker_environments

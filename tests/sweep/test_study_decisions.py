@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from mlotool.config.sweep_plan import Dimension
+from mlotool.config.sweeps.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
 from mlotool.sweep.folder import JobSpec, read_job, read_outcome
 from mlotool.sweep.study import words_of as words_of_trial

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlotool.config.sweep_plan import Dimension
+from mlotool.config.sweeps.sweep_plan import Dimension
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.sweep.folder import JobSpec, choose_folder, read_job
 from mlotool.sweep.study import StudyPoints

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlotool.config.sweep_plan import Dimension
+from mlotool.config.sweeps.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
 from mlotool.sweep.folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints, Watcher

@@ -25,7 +25,7 @@ from mlotool.layerparallel.auxiliary.equations import next_multiplier
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.chain import Chain, Cut, chain_for
 from mlotool.layerparallel.partition.trace import LAYERS, Inputs, Stage, undisturbed
-from mlotool.problem.batches import bounds
+from mlotool.problem.streams.batches import bounds
 
 # Rate of stored variables of a stage that has a penalty before and behind it; of three stages on MNIST
 # 0.05 ends 19 points of accuracy lower, 0.3 seven lower, 0.7 two higher; on digits 1 ends three lower

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 from mlotool.cli.arguments import VerbParser
 from mlotool.config.check_targets import OURS, given_names, is_role, kind_inside, role_names, setting_annotations
 from mlotool.config.schema import MISSING, Config, annotations_of, members, node_kind
-from mlotool.config.trusted import CONTAINERS, KINDS, resolve, trusted_names
+from mlotool.config.security.trusted import CONTAINERS, KINDS, resolve, trusted_names
 from mlotool.core.settings import NODE, documentation, json_schema, parameters
 from mlotool.problem.settings import ProblemSettings
 

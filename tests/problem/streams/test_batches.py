@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from mlotool.config.user_data import NamedSamples, limited
-from mlotool.problem.batches import Share, bounds, draws_nothing
-from mlotool.problem.stream import SameBatch
+from mlotool.problem.streams.batches import Share, bounds, draws_nothing
+from mlotool.problem.streams.stream import SameBatch
 from mlotool.program import Stream
-from tests.problem.test_stream import Noisy, Seeded
+from tests.problem.streams.test_stream import Noisy, Seeded
 
 
 def rotated(index: int) -> Any:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mlotool.config import trusted
-from mlotool.config.remembered import settings_folder
+from mlotool.config.security import trusted
+from mlotool.config.security.remembered import settings_folder
 from tests.cli.conftest import Call, Result
 from tests.cli.user_package import RECIPE, write_package
 

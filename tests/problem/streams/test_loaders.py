@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from mlotool.core.errors import ConfigError
-from mlotool.problem.batches import BatchFetcher, LoaderSamples, Share
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import Stream
+from mlotool.problem.streams.batches import BatchFetcher, LoaderSamples, Share
+from mlotool.problem.streams.stream import Stream
 
 # Sequences of lengths 1 to 12, of their own number.
 SEQUENCES = [torch.full((1 + index,), float(index)) for index in range(12)]

@@ -17,7 +17,7 @@ from mlotool.core.errors import RunError
 from mlotool.core.plain_state import MAX_COUNT
 from mlotool.core.settings import Count, Whole, checked
 from mlotool.core.unchanged import is_unchanged
-from mlotool.problem.batches import (
+from mlotool.problem.streams.batches import (
     BatchFetcher,
     BatchKey,
     Collate,
@@ -27,9 +27,9 @@ from mlotool.problem.batches import (
     is_iterable,
     mixed_seed,
 )
-from mlotool.problem.iterable import IterableBatches, IterableReader
-from mlotool.problem.samplers import as_indices, check_sampler, drawn_order, shuffles
-from mlotool.problem.workers import LoadAhead
+from mlotool.problem.streams.iterable import IterableBatches, IterableReader
+from mlotool.problem.streams.samplers import as_indices, check_sampler, drawn_order, shuffles
+from mlotool.problem.streams.workers import LoadAhead
 
 # An epoch, and the number of a batch in it.
 BatchPlace = tuple[int, int]

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import UserCodeError
-from mlotool.problem.batches import Share
-from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.streams.batches import Share
+from mlotool.problem.streams.stream import SameBatch, Stream
 
 
 class Noisy(IterableDataset[Any]):

@@ -14,7 +14,7 @@ from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.random_stream import own_random
 from mlotool.core.user_code import Call, named, noted
-from mlotool.problem.batches import mixed_seed
+from mlotool.problem.streams.batches import mixed_seed
 
 # An epoch of so many times the samples is taken for one without an end.
 _MOST = 1_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlotool.config.population import Population, Rules, draw_population
-from mlotool.config.sweep_plan import Dimension, SweepPlan, read_sweep
+from mlotool.config.sweeps.population import Population, Rules, draw_population
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan, read_sweep
 from mlotool.core.errors import ConfigError
 from mlotool.folders.sweep_folder import SweepFolder
 

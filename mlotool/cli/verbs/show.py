@@ -20,7 +20,8 @@ from omegaconf import OmegaConf, open_dict
 from mlotool import config as configuration
 from mlotool.cli.arguments import Request, compose_request, recipe_parser, trust_words
 from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
-from mlotool.config import building, composition, resolve, trusted
+from mlotool.config import building, composition, resolve
+from mlotool.config.security import trusted
 from mlotool.config.sources import unfit_choices
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape

@@ -10,14 +10,14 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from mlotool.cli.schema import recipe_schema
+from mlotool.cli.verbs.schema import recipe_schema
 from mlotool.config import check, compose
 from mlotool.config.recipes import _summary_and_task
 from mlotool.config.schema import SweepConfig
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Neumann
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import pytest
 
-from mlotool.cli.check import advice
+from mlotool.cli.verbs.check import advice
 from mlotool.hypergradient.compare import Response
 from tests.cli.conftest import Call
 

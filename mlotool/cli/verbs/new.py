@@ -64,7 +64,7 @@ def write_package(folder: Path, name: str) -> None:
     Raises:
         WriteError: the disk does not take it.
     """
-    template = Path(__file__).parents[1] / "templates" / TEMPLATE
+    template = Path(__file__).parents[2] / "templates" / TEMPLATE
     with files.writing(folder):
         folder.mkdir()
         try:

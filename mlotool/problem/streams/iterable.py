@@ -10,8 +10,8 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.random_stream import own_random
 from mlotool.core.user_code import Call, named, noted
-from mlotool.problem.batches import BatchFetcher, Share, bounds, collated, mixed_seed, named_pair
-from mlotool.problem.workers import LoadAhead
+from mlotool.problem.streams.batches import BatchFetcher, Share, bounds, collated, mixed_seed, named_pair
+from mlotool.problem.streams.workers import LoadAhead
 
 
 class IterableBatches(IterableDataset[Any]):

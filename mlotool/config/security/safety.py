@@ -8,7 +8,7 @@ from typing import Any
 
 from mlotool.config.recipes import package_dir, recipe_file, recipe_folders, what_to_do_with_a_run
 from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS, boolean_faults, is_container, name_fault
-from mlotool.config.trusted import FILE_LOGGERS, is_of_user, trust_fault
+from mlotool.config.security.trusted import FILE_LOGGERS, is_of_user, trust_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
 from mlotool.folders.documents import MAX_RECIPE_NODES, Document, leaves, read_document, value_at

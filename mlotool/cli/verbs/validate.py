@@ -21,8 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 from mlotool import config
 from mlotool.cli.arguments import Request, compose_request, open_sources, recipe_parser
 from mlotool.cli.terminal import warn
-from mlotool.config import composition, sweep_plan
+from mlotool.config import composition
 from mlotool.config.sources import loaded_recipes
+from mlotool.config.sweeps import sweep_plan
 from mlotool.core import errors, messages
 from mlotool.core.process import import_large, import_torch
 from mlotool.sweep import driver, study, study_options

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.remembered import Place, read_places
 from mlotool.config.schema import is_identifier
+from mlotool.config.security.remembered import Place, read_places
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, is_command_line
 from mlotool.core.settings import targets

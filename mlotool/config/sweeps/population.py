@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic import dataclasses as validated
 
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders.sweep_folder import SweepFolder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mlotool
-from mlotool.config import trusted
+from mlotool.config.security import trusted
 from tests import forked
 from tests.cli.conftest import Call
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import callbacks
 
 from mlotool.config import build, check, trust
-from mlotool.config.trusted import resolve, trust_fault, trusted_names
+from mlotool.config.security.trusted import resolve, trust_fault, trusted_names
 from mlotool.core.messages import command_line
 from tests.config.conftest import message_of
 

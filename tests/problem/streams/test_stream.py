@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import UserCodeError
-from mlotool.problem.stream import Stream
+from mlotool.problem.streams.stream import Stream
 
 Pair = namedtuple("Pair", ["input", "target"])
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mlotool.config import register_sources
-from mlotool.config.sweep_plan import Dimension, SweepPlan, read_sweep
+from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan, read_sweep
 from mlotool.core.errors import ConfigError
 
 

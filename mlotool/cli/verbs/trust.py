@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mlotool.cli.arguments import VerbParser
 from mlotool.cli.terminal import nearby, one_line, plain_console, print_table, say
-from mlotool.config.remembered import FILE, Place, read_places, settings_folder, write_places
-from mlotool.config.trusted import find_package
+from mlotool.config.security.remembered import FILE, Place, read_places, settings_folder, write_places
+from mlotool.config.security.trusted import find_package
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 

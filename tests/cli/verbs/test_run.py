@@ -52,7 +52,7 @@ class FakeRunner:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
-    import_module("mlotool.cli.report")  # which would keep the fake one, were it imported here for the first time
+    import_module("mlotool.cli.verbs.report")  # which would keep the fake one, were it imported here for the first time
     monkeypatch.setattr(mlotool.report, "write_report", fake.write_report)
     monkeypatch.setitem(sys.modules, "mlotool.runner", fake)
     monkeypatch.setattr(mlotool, "runner", fake, raising=False)

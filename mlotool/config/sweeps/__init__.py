@@ -1,0 +1,1 @@
+"""What a sweep asks for, read from its config."""

@@ -1,0 +1,1 @@
+"""Where the batches of a problem come from."""
