@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 RECIPE ?= mwn
 ARGS ?=
-# The recipe's name, or the path of its file.
-RECIPE_WORD = $(if $(findstring /,$(RECIPE))$(filter %.yaml,$(RECIPE)),$(RECIPE),+recipe=$(RECIPE))
 BIN = $(VENV)/bin
 # A process a core, up to four, each with one thread; ARGS="-n 0" takes one process, for a debugger.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -15,8 +13,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 -
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1: /'
 
-run: $(VENV)/installed  ## train a recipe: make run RECIPE=mwn ARGS="seed=1 hypergradient=cg"
-	$(BIN)/mlotool run $(RECIPE_WORD) $(ARGS)
+run: $(VENV)/installed  ## train a recipe, by name or path: make run RECIPE=mwn ARGS="seed=1 hypergradient=cg"
+	$(BIN)/mlotool run $(RECIPE) $(ARGS)
 
 test: $(VENV)/installed-dev  ## the tests
 	$(PYTEST) $(ARGS)

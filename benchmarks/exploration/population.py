@@ -4,11 +4,11 @@
     python -m benchmarks.exploration.population --tasks plain mwn --seeds 0 1 2
 
 A task is a recipe, made short, with ranges of settings. Each seed is that of the runs and of the search. Population
-based training has 8 members; what it takes of this process (CPU seconds, one thread) is the budget of the others. They
-train groups (random search of 8, TPE of 2, so that it learns from most trials, ASHA of 4) until it is spent; a group
-that ends later does not count, unless it is the first one. All begin with the recipe's own values, and all groups run
-as one program where they can. Found is the run with the best validation objective of a checkpoint; its test value is
-that of this checkpoint.
+based training has 8 members (`--members`); the CPU seconds that it takes of this process, on one thread, are the budget
+of the others. They train groups (random search of 8, TPE of 2, so that it learns from most trials, ASHA of 4) until the
+budget is spent. A group that ends later does not count, unless it is the first one. All begin with the recipe's own
+values, and all groups run as one program where they can. Found is the run with the best validation objective of a
+checkpoint; its test value is that of this checkpoint.
 
 Rows that the result file has already are not measured again: a call that was stopped goes on.
 """
@@ -56,15 +56,15 @@ TASKS: dict[str, list[str]] = {
                          _LR("classifier", 1e-3, 1e-1), _LR("correct", 1e-4, 1e-2), _LR("reweight", 1e-4, 1e-1)],
 }  # fmt: skip
 METHODS = ("pbt", "random", "tpe", "asha")
-MEMBERS, GROUPS = 8, {"random": 8, "tpe": 2, "asha": 4}
+GROUPS = {"random": 8, "tpe": 2, "asha": 4}
 _SHARED = ["logger=csv", "runner.report=false", "runner.progress_bar=false", "runner.num_threads=1"]
 Found = tuple[float, float]
 
 
-def plan_of(task: str, method: str, seed: int) -> SweepPlan:
+def plan_of(task: str, method: str, seed: int, num_members: int = 8) -> SweepPlan:
     """Return the sweep of a task."""
     choice = {"random": "optuna", "tpe": "optuna"}.get(method, method)
-    own = [f"sweep={choice}", f"sweep.num_trials={MEMBERS}", f"sweep.seed={seed}", f"seed={seed}"]
+    own = [f"sweep={choice}", f"sweep.num_trials={num_members}", f"sweep.seed={seed}", f"seed={seed}"]
     return read_sweep([f"+recipe={task}", *_SHARED, *TASKS[task], *own])
 
 
@@ -91,11 +91,11 @@ def _found(folder: Path) -> Found | None:
     return None if value is None or math.isnan(value) else (value, summary["metrics"][key])
 
 
-def population(task: str, seed: int) -> tuple[list[Found | None], float]:
+def population(task: str, seed: int, num_members: int) -> tuple[list[Found | None], float]:
     """Return what the members of a population have found, and the CPU seconds that they took."""
     began = time.process_time()
     with tempfile.TemporaryDirectory() as name:
-        plan, folder = plan_of(task, "pbt", seed), Path(name)
+        plan, folder = plan_of(task, "pbt", seed, num_members), Path(name)
         members = draw_population(plan)
         members.write(SweepFolder(folder))
         found = train(plan, override_words(members, plan), folder, population=SweepFolder(folder))
@@ -140,12 +140,12 @@ def _watch(trial: optuna.Trial) -> Any:
     return watch
 
 
-def measure(task: str, seed: int) -> list[dict[str, Any]]:
+def measure(task: str, seed: int, num_members: int) -> list[dict[str, Any]]:
     """Return a row for each method."""
     rows, budget = [], 0.0
     for method in METHODS:
         if method == "pbt":
-            found, budget = population(task, seed)
+            found, budget = population(task, seed, num_members)
             seconds = budget
         else:
             found, seconds = search(task, method, seed, budget)
@@ -182,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--members", type=int, default=8, help="of population based training")
     parser.add_argument("--output", type=Path, default=record.RESULTS / "exploration_population.json")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -195,8 +196,12 @@ def main() -> None:
         for task in arguments.tasks:
             if any((row["task"], row["seed"]) == (task, seed) for row in rows):
                 continue
-            rows += measure(task, seed)
-            record.write("exploration_population", {**where, "rows": rows, "summary": summary(rows)}, arguments.output)
+            rows += measure(task, seed, arguments.members)
+            record.write(
+                "exploration_population",
+                {**where, "members": arguments.members, "rows": rows, "summary": summary(rows)},
+                arguments.output,
+            )
             print(f"{task}, seed {seed}: " + ", ".join(
                 f"{row['method']} {row['test']:.4f} ({row['num_finished']}/{row['num_trials']}, {row['cpu_s']:.0f} s)"
                 for row in rows[-len(METHODS):]), flush=True)  # fmt: skip
