@@ -1,8 +1,8 @@
-"""One program on two processes: each takes half of every batch, and the result is that of one process.
+"""Data-parallel training: two processes compute half of every batch each, with the same result as one process.
 
-What it shows: `mlotool.fit` under torchrun; nothing in the script knows of processes, but for who prints.
+What it shows: `mlotool.fit` under torchrun; only the last lines, which print the result, depend on the process.
 Command:       python -m torch.distributed.run --nproc-per-node 2 examples/distributed.py [TICKS]
-               On a machine with GPUs each process takes one; without any they compute on the CPU, and talk by gloo.
+               With GPUs, each process uses one of them. Without GPUs, the processes run on the CPU (gloo).
 It prints:     processes 2, validation error 0.5458
 """
 
@@ -15,14 +15,14 @@ from torch.nn.functional import mse_loss
 import mlotool
 
 TICKS = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-torch.manual_seed(0)  # all processes make the same data and parameters
+torch.manual_seed(0)  # all processes have to create the same data and parameters
 inputs = torch.randn(200, 20, dtype=torch.float64)
 targets = inputs[:, :1] + 0.5 * torch.randn(200, 1, dtype=torch.float64)
 samples = [{"input": x, "target": y} for x, y in zip(inputs, targets, strict=True)]
 
 
 class Decay(torch.nn.Module):
-    """The strength of the weight decay, by its logarithm."""
+    """The weight decay, a positive number: its logarithm is the parameter."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""A LoRA adapter below learned domain weights: which texts should a frozen language model be fine-tuned on?
+"""Learned domain weights for fine-tuning with LoRA: which texts should a frozen language model be fine-tuned on?
 
-What it shows: a problem whose module is mostly frozen, a mixture of domains that is learned above it, and a data set
-               whose samples carry their domain. The adapter is written by hand; one of PEFT is used in the same way.
+What it shows: a lower problem whose module is mostly frozen, an upper problem that learns one weight per domain, and
+               a data set whose samples have a domain. The adapter is written by hand; PEFT's are used in the same way.
 Command:       python examples/lora_mixture.py [TICKS]
-It prints:     the learned weight of each domain; the validation text is like the domain "letters"
+It prints:     the learned weight of each domain; the validation texts are from the domain "letters"
 """
 
 import sys
@@ -19,7 +19,7 @@ DOMAINS, VOCABULARY = ("digits", "letters", "noise"), 24
 
 
 class LowRank(torch.nn.Module):
-    """W + B A: the weight of a layer, and a product of two thin matrices, of which B begins at zero."""
+    """W + B A: the weight of a layer plus a product of two thin matrices; B is zero at the start."""
 
     def __init__(self, rows: int, columns: int, rank: int = 4) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class LowRank(torch.nn.Module):
 
 
 class Mixture(torch.nn.Module):
-    """One weight a domain; together they are 1."""
+    """One weight per domain; the weights add up to 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Mixture(torch.nn.Module):
 
 
 def texts(domain: int, count: int, seed: int) -> list[dict[str, torch.Tensor | int]]:
-    """Draw sequences: digits count up, letters go back by three, noise has no order."""
+    """Draw sequences of one domain: digits count up, letters go back by three, noise has no order."""
     start = torch.randint(12, (count, 1), generator=torch.Generator().manual_seed(seed))
     steps, noise = torch.arange(12), torch.randint(24, (count, 12))
     tokens = [(start + steps) % 12, 12 + (start - 3 * steps) % 12, noise][domain]

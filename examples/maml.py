@@ -1,7 +1,7 @@
 """Meta-learning (MAML): an initialization from which five gradient steps learn a new sine wave.
 
-What it shows: `tasks`, which gives a problem one copy of its parameters for each task; `reset_to`, by which the copies
-               begin at another problem's parameters; `SameBatch`, by which both problems see the same tasks.
+What it shows: `tasks` gives a problem one copy of its parameters for each task; `reset_to` starts these copies from
+               another problem's parameters; `SameBatch` gives both problems the same tasks.
 Command:       python examples/maml.py [TICKS]
 It prints:     the squared error on new waves after five steps, from the learned and from a random initialization
 Source:        Finn et al. 2017, Model-Agnostic Meta-Learning (arXiv 1703.03400), section 5.1
@@ -20,7 +20,7 @@ TICKS, NUM_TASKS, NUM_STEPS, RATE = int(sys.argv[1]) if len(sys.argv) > 1 else 1
 
 
 def wave(seed: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Draw a task: 10 points of a wave to learn from (support), and 10 to judge by (query)."""
+    """Draw a task: 10 points of a wave to train on (support), and 10 to measure the error on (query)."""
     generator = torch.Generator().manual_seed(seed)
     amplitude, phase = 0.1 + 4.9 * torch.rand(1, generator=generator), math.pi * torch.rand(1, generator=generator)
     x = 10 * torch.rand(20, 1, generator=generator) - 5
@@ -43,7 +43,7 @@ def net() -> torch.nn.Module:
 
 
 def error_after_steps(start: torch.nn.Module, num_waves: int = 100) -> float:
-    """Return the mean query error on new waves after steps on each one's support, in plain torch."""
+    """Return the mean query error on new waves, after training on the support points of each wave in plain torch."""
     total = 0.0
     for seed in range(100_000, 100_000 + num_waves):
         task, model = wave(seed), deepcopy(start)

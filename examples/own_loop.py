@@ -1,8 +1,8 @@
-"""A training loop of one's own: mlotool gives the hypergradient alone, and plain torch does all the rest.
+"""A custom training loop: mlotool computes only the hypergradient, and plain torch does all the rest.
 
 What it shows: problems without optimizer and without stream, and `program.gradient(name, batches)`.
 Command:       python examples/own_loop.py [STEPS]
-It prints:     the learned weight decay, and the validation error with it and without
+It prints:     the learned weight decay, and the validation error with and without it
 """
 
 import sys
@@ -15,12 +15,12 @@ import mlotool
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 torch.manual_seed(0)
 inputs = torch.randn(200, 20)
-targets = inputs[:, :1] + 0.5 * torch.randn(200, 1)  # 19 of 20 inputs say nothing
+targets = inputs[:, :1] + 0.5 * torch.randn(200, 1)  # 19 of the 20 inputs are noise
 train, val = (inputs[:40], targets[:40]), (inputs[40:], targets[40:])
 
 
 class Decay(torch.nn.Module):
-    """The strength of the weight decay, by its logarithm."""
+    """The weight decay, a positive number: its logarithm is the parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ hyper_optimizer = torch.optim.Adam(hyper.parameters(), lr=0.1)
 
 
 def train_model(num_steps: int) -> float:
-    """Train the model as anybody does, with the weight decay as it is; return its validation error."""
+    """Train the model in the ordinary way with the current weight decay; return its validation error."""
     for _ in range(num_steps):
         model_optimizer.zero_grad()
         train_loss(train, model=model, hyper=hyper).backward()
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     without = train_model(500)
     for _ in range(STEPS):
         train_model(10)
-        # d val_loss(model*(hyper)) / d hyper, through the solution of the model's problem.
+        # The hypergradient d val_loss(model*(hyper)) / d hyper, through the solution model* of the lower problem.
         gradient = program.gradient("hyper", {"model": train, "hyper": val})
         for name, parameter in hyper.named_parameters():
             parameter.grad = gradient[name]

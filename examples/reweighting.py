@@ -1,6 +1,6 @@
-"""Learned sample weights: a classifier trains on noisy labels, and a small clean set says which samples to trust.
+"""Learned sample weights: a classifier trains on noisy labels, and the weights are learned on a small clean set.
 
-What it shows: two problems, `mlotool.fit` with an evaluation, and the parameters of the best checkpoint afterwards.
+What it shows: two problems, and `mlotool.fit` with an evaluation: the test accuracy is that of the best checkpoint.
 Command:       python examples/reweighting.py [TICKS]
 It prints:     test accuracy with equal weights 0.56, with learned weights 0.83
 """
@@ -18,7 +18,7 @@ NUM_TRAIN, NUM_CLASSES, NUM_FEATURES = 500, 4, 20
 
 
 def blobs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw samples around one center a class."""
+    """Draw samples around one center per class."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randint(NUM_CLASSES, (size,), generator=generator)
     centers = 2.5 * torch.eye(NUM_CLASSES, NUM_FEATURES)
@@ -34,7 +34,7 @@ evaluated = {"val": TensorDataset(*blobs(200, seed=4)), "test": TensorDataset(*b
 
 
 class Weights(torch.nn.Module):
-    """One weight a training sample, between 0 and 1."""
+    """One weight per training sample, between 0 and 1."""
 
     def __init__(self) -> None:
         super().__init__()

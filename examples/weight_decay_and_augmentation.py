@@ -1,9 +1,9 @@
-"""Hyperparameters by gradients: the weight decay of the optimizer, and how strongly inputs are augmented.
+"""Hyperparameters by hypergradients: the weight decay of the optimizer, and the strength of the augmentation.
 
-What it shows: two upper problems above one model; `optimizer_roles`, by which a problem gives a setting of another
-               one's optimizer; hypergradients through the optimizer's steps (`hypergradient="unrolled"`).
+What it shows: two upper problems above one model; `optimizer_roles`, with which an upper problem sets the weight decay
+               of the model's optimizer; hypergradients through the optimizer's steps (`hypergradient="unrolled"`).
 Command:       python examples/weight_decay_and_augmentation.py [TICKS]
-It prints:     the learned weight decay and noise, and the validation error with and without both
+It prints:     the learned weight decay and noise, the validation error with them, and with their initial values
 """
 
 import sys
@@ -16,13 +16,13 @@ import mlotool
 TICKS = int(sys.argv[1]) if len(sys.argv) > 1 else 500
 torch.manual_seed(0)
 inputs = torch.randn(240, 30)
-targets = inputs[:, :1] + 0.5 * torch.randn(240, 1)  # 29 of 30 inputs say nothing
+targets = inputs[:, :1] + 0.5 * torch.randn(240, 1)  # 29 of the 30 inputs are noise
 samples = [{"input": x, "target": y} for x, y in zip(inputs, targets, strict=True)]
 train, val = mlotool.Stream(samples[:40], batch_size=40), mlotool.Stream(samples[40:], batch_size=200)
 
 
 class WeightDecay(torch.nn.Module):
-    """A number above 0, which is called without arguments."""
+    """A positive number; the module is called without arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class WeightDecay(torch.nn.Module):
 
 
 class Noise(torch.nn.Module):
-    """Adds noise of a learned size to inputs."""
+    """Adds noise to inputs; its standard deviation is learned."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ BEGIN, END = "<!-- hypergradients: python -m docs.generated.hypergradients -->",
 TASKS = ("logistic", "mwn_mlp", "mwn_resnet")
 OPTIONS = {
     "Identity, finite differences (AID-FD)": "`finite_difference`, the default",
-    "the same, stop_gradient": "the same, where the loss has `stop_gradient`",
+    "the same, stop_gradient": "`finite_difference`, with `stop_gradient` in the loss",
     "Identity, reverse (T1-T2)": "`identity`",
     "SAMA (OptimizerPreconditioner)": "`sama`",
     "Neumann": "`neumann`",

@@ -1,1 +1,1 @@
-"""Two moons with wrong labels: a classifier, and above it the rates of the mistakes, learned on a few clean samples."""
+"""Two moons with wrong labels: an upper problem learns how often labels are wrong, from a few clean samples."""

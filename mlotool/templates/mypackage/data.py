@@ -1,4 +1,4 @@
-"""Data: an object with `splits`, and with `split(name)`, which returns a data set of (input, target) pairs."""
+"""Data: an object with `splits` and with `split(name)`, which returns a data set of (input, target) pairs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from torch.utils.data import TensorDataset
 
 
 class TwoMoons:
-    """Points of two half circles that reach into one another; some labels of the split `train` are wrong.
+    """Points on two interleaving half circles; some labels of the split `train` are wrong.
 
     Args:
         sizes: number of samples of each split.
-        mistakes: of each class, the share of training samples that have the other one's label.
-        noise: standard deviation of what is added to the points.
-        seed: of points and mistakes.
+        mistakes: for each class, the share of its training samples that get the label of the other class.
+        noise: standard deviation of the noise that is added to the points.
+        seed: of the points and of the wrong labels.
     """
 
     num_classes = 2
@@ -27,8 +27,8 @@ class TwoMoons:
         self.splits = tuple(self.sizes)
 
     def split(self, name: str) -> TensorDataset:
-        """Return one split; the same one at every call."""
-        # Each split has random numbers of its own, so that none depends on the size of another.
+        """Return a split; every call returns the same samples."""
+        # Each split has its own random generator, so that its samples do not depend on the sizes of other splits.
         generator = torch.Generator().manual_seed(1000 * self.seed + self.splits.index(name))
         points, labels = self._draw(self.sizes[name], generator)
         if name == "train":

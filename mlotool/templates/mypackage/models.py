@@ -1,11 +1,11 @@
-"""Models: torch modules. A recipe gives their arguments."""
+"""Models: torch modules. The recipe sets their arguments."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """A net with one hidden layer: points (b, 2) to logits (b, 2).
+    """A network with one hidden layer, from points (b, 2) to logits (b, 2).
 
     Args:
         hidden: width of the hidden layer.
@@ -22,10 +22,10 @@ class Classifier(nn.Module):
 
 
 class MistakeRates(nn.Module):
-    """How often a sample of each class has the other one's label: two learned numbers between 0 and 0.5.
+    """The learned rate of wrong labels in each of the two classes, between 0 and 0.5.
 
     Args:
-        initial: what both begin with.
+        initial: the initial value of both rates.
     """
 
     def __init__(self, initial: float = 0.1) -> None:
@@ -33,5 +33,5 @@ class MistakeRates(nn.Module):
         self.raw = nn.Parameter(torch.full((2,), 2 * initial).logit())
 
     def forward(self) -> Tensor:
-        """Return the rates (2,). Below one half, or the two classes could change places."""
+        """Return the rates (2,). They stay below one half, since beyond it the two classes could change places."""
         return 0.5 * self.raw.sigmoid()
