@@ -110,7 +110,7 @@ def table() -> str:
     lines += ["## Not measured", "", *_table(["recipe", "task", "what it does", "what it needs"])]
     for name, header in headers.items():
         if header["Result"].startswith("not measured"):
-            need = re.match(r"not measured: it wants ([^.]+)\.", header["Result"])
+            need = re.match(r"not measured: it needs ([^.]+)\.", header["Result"])
             what = header["what"].rstrip(".")
             lines.append(_row(f"[{name}](gallery/{name}.md)", header["Task"], what, need[1] if need else ""))
     return "\n".join(lines)

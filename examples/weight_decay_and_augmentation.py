@@ -76,4 +76,4 @@ if __name__ == "__main__":
     before, _ = trained_error(is_learned=False)
     after, program = trained_error(is_learned=True)
     sizes = [softplus(program.problems[name].module.raw).item() for name in ("decay", "noise")]
-    print(f"weight decay {sizes[0]:.2f}, noise {sizes[1]:.2f}: validation error {after:.2f}, without both {before:.2f}")
+    print(f"weight decay {sizes[0]:.2f}, noise {sizes[1]:.2f}: validation error {after:.2f}, initially {before:.2f}")

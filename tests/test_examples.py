@@ -40,7 +40,7 @@ def one_rank(folder: Path) -> None:
     ("name", "ticks", "words"),
     [
         ("reweighting", 10, ("test accuracy with equal weights 0.", "with learned weights 0.")),
-        ("weight_decay_and_augmentation", 20, ("weight decay 0.", "noise 0.", "without both")),
+        ("weight_decay_and_augmentation", 20, ("weight decay 0.", "noise 0.", "initially")),
         ("maml", 5, ("learned initialization ", "random initialization ")),
         ("lora_mixture", 10, ("digits 0.", "letters 0.", "noise 0.")),
         ("own_loop", 3, ("weight decay 0.", "validation error 0.", "without it 0.")),

@@ -42,7 +42,7 @@ class BatchSeconds:
 
 
 def predicted_speedup(seconds: BatchSeconds, num_stages: int) -> float:
-    """Return the speed-up over serial training that K stages of equal cost reach where sending is free.
+    """Return the speed-up over serial training that K stages of equal cost reach if communication is free.
 
         rho = 1 / [ (1/K) (T_f + T_b) / T + (T_d + t_psi + t_f + t_b) / T ],   T = T_d + T_f + T_b
 

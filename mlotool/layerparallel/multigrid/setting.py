@@ -154,7 +154,7 @@ def _forecast(name: str, solver: MultigridResidual) -> str:
     return (
         f"{name} has {num_layers} layers: forward and backward, a serial step evaluates {2 * num_layers} of them one "
         f"after the other, multigrid{chosen} {one} on one worker and {all_chunks} on {workers}, which is at most "
-        f"{2 * num_layers / all_chunks:.2f} times as fast, where sending is free."
+        f"{2 * num_layers / all_chunks:.2f} times as fast, if communication is free."
     )
 
 
