@@ -142,6 +142,10 @@ def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
     if not recipe.endswith((SUFFIX, ".yml")) and not Path(recipe).is_absolute():
         find_recipe(recipe)
         return [f"+{GROUP}={quoted(recipe)}"], []
+    if "://" in recipe:
+        raise ConfigError(
+            f"recipe: found '{recipe}'; expected a name or a file. Write: mlotool copy {recipe} mine.yaml"
+        )
     path = Path(os.path.normpath(at_home(recipe).absolute()))
     if not is_literal(str(path)):
         raise ConfigError(f"recipe: found '{recipe}'; expected a path without '$' and backslashes. Rename it.")

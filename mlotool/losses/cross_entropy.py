@@ -31,15 +31,7 @@ def mean_squared_error(batch: Batch, *, model: BoundModule) -> Tensor:
     Raises:
         RunError: output and target differ in shape.
     """
-    output, target = model(batch["input"]), batch["target"]
-    # Broadcasting (b, 1) against (b,) would silently average over all pairs of samples.
-    if output.shape != target.shape:
-        raise RunError(
-            f"mean_squared_error: the output has shape {tuple(output.shape)}, the target {tuple(target.shape)}; "
-            "expected the same shape. Reshape the target in the data, or squeeze the output in the model."
-        )
-    # Not F.mse_loss: forward-mode differentiation over its backward is not implemented.
-    return ((output - target) ** 2).mean()
+    return squared_errors(batch, model).mean()
 
 
 @target("loss")
@@ -59,6 +51,26 @@ def cross_entropy(batch: Batch, *, model: BoundModule, label_smoothing: Share = 
     logits, target = model(batch["input"]), batch["target"]
     loss = F.cross_entropy(logits, target, label_smoothing=label_smoothing)
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target)})
+
+
+def squared_errors(batch: Batch, model: BoundModule) -> Tensor:
+    """Return `(model(x) - y)^2`, in the shape of the target; raises RunError if the output has another shape."""
+    output, target = model(batch["input"]), batch["target"]
+    # Broadcasting (b, 1) against (b,) would silently average over all pairs of samples.
+    if output.shape != target.shape:
+        raise RunError(
+            f"squared error: the output has shape {tuple(output.shape)}, the target {tuple(target.shape)}; "
+            "expected the same shape. Reshape the target in the data, or squeeze the output in the model."
+        )
+    # Not F.mse_loss: forward-mode differentiation over its backward is not implemented.
+    return (output - target) ** 2
+
+
+def sample_losses(batch: Batch, model: BoundModule) -> Tensor:
+    """Return the loss of each sample (b,): squared error for floating-point targets, else cross-entropy."""
+    if batch["target"].is_floating_point():
+        return squared_errors(batch, model).flatten(1).mean(dim=1)
+    return F.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cross-entropies whose samples have weights or labels that other problems learn, and what these look like."""
+"""Losses whose samples have weights or labels that other problems learn, and analyses of these."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.settings import target
-from mlotool.losses.cross_entropy import Batch, accuracy, auroc, collected, weighted_mean
+from mlotool.losses.cross_entropy import Batch, accuracy, auroc, collected, sample_losses, squared_errors, weighted_mean
 
 # n: samples of the whole split, b: batch, d: features, k: classes
 
@@ -68,9 +68,66 @@ def sample_weighted_cross_entropy(
     return _weighted(losses, weights(batch["index"]), normalize, lambda: accuracy(logits, target))
 
 
-def _weighted(losses: Tensor, weight: Tensor, normalize: bool, accuracy: Callable[[], Tensor]) -> LossOutput:
+@target("loss")
+def reweighted_squared_error(
+    batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True
+) -> LossOutput:
+    """Squared error with weights that `weigher` makes of each sample's error: Meta-Weight-Net for a regression.
+
+        l_i = mean over the outputs of (model(x_i) - y_i)^2
+        w_i = weigher(stop_gradient(l_i)),   C as in `reweighted_cross_entropy`
+
+    Args:
+        batch: `input` (b, ...) and `target` (b, o), of the same shape as the output.
+        model: role.
+        weigher: role; maps losses (b, 1) to weights (b, 1).
+        normalize: divide the weights by their sum.
+
+    Returns:
+        The loss, with the metric `mean_weight`.
+
+    Raises:
+        RunError: output and target differ in shape.
+    """
+    losses = squared_errors(batch, model).flatten(1).mean(dim=1)
+    return _weighted(losses, weigher(stop_gradient(losses)[:, None]).squeeze(1), normalize)
+
+
+@target("loss")
+def sample_weighted_squared_error(
+    batch: Batch, *, model: BoundModule, weights: BoundModule, normalize: bool = True
+) -> LossOutput:
+    """Squared error with one learned weight for each training sample: data hyper-cleaning for a regression.
+
+        l_i = mean over the outputs of (model(x_i) - y_i)^2
+        w_i = weights(index_i),   C as in `reweighted_cross_entropy`
+
+    Args:
+        batch: `input` (b, ...), `target` (b, o), of the same shape as the output, and `index` (b,).
+        model: role.
+        weights: role; maps indices (b,) to weights (b,).
+        normalize: divide the weights by their sum.
+
+    Returns:
+        The loss, with the metric `mean_weight`.
+
+    Raises:
+        RunError: output and target differ in shape.
+    """
+    losses = squared_errors(batch, model).flatten(1).mean(dim=1)
+    return _weighted(losses, weights(batch["index"]), normalize)
+
+
+def _weighted(
+    losses: Tensor, weight: Tensor, normalize: bool, accuracy: Callable[[], Tensor] | None = None
+) -> LossOutput:
     loss = weighted_mean(losses, weight, normalize)
-    return LossOutput(loss, lambda: {"accuracy": accuracy(), "mean_weight": weight.detach().mean()})
+
+    def metrics() -> dict[str, Tensor]:
+        own = {} if accuracy is None else {"accuracy": accuracy()}
+        return own | {"mean_weight": weight.detach().mean()}
+
+    return LossOutput(loss, metrics)
 
 
 @target("analysis")
@@ -79,7 +136,7 @@ def weight_against_loss(batches: Iterable[Batch], *, model: BoundModule, weigher
 
     Args:
         batches: of one pass over a split, with `input`, `target` and, where labels were corrupted, `clean_target`.
-        model: role; gives logits.
+        model: role; gives logits, or what `reweighted_squared_error` compares with targets that are real numbers.
         weigher: role; maps losses (b, 1) to weights (b, 1).
 
     Returns:
@@ -95,7 +152,7 @@ def sample_weight_analysis(batches: Iterable[Batch], *, model: BoundModule, weig
 
     Args:
         batches: as for `weight_against_loss`, with `index`.
-        model: role; gives logits.
+        model: role; as for `weight_against_loss`.
         weights: role; maps indices (b,) to weights (b,).
 
     Returns:
@@ -137,7 +194,7 @@ def _analyse(
 
 
 def _rows(batch: Batch, model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]) -> dict[str, Tensor]:
-    losses = F.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
+    losses = sample_losses(batch, model)
     rows = {"loss": losses, "weight": weigh(batch, losses), "target": batch["target"]}
     if "clean_target" in batch:
         rows["clean"] = batch["target"] == batch["clean_target"]

@@ -540,6 +540,7 @@ class Batches:
 
 
 _EXPECTED_OF_ANALYSIS = "tensors, numbers or texts by name"
+_CALL_OF_ANALYSIS = f"a function that takes all batches (for batch in batches) and returns {_EXPECTED_OF_ANALYSIS}"
 _AT_THE_END = "Correct it, and repeat what comes after the training by resume=auto: the run is kept."
 
 
@@ -606,7 +607,7 @@ def _result(
     problems = {role: at if isinstance(at, str) else at["problem"] for role, at in analysis.roles.items()}
     roles = {role: BoundModule(program.problems[name].module, training=False) for role, name in problems.items()}
     with (
-        noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED_OF_ANALYSIS, advice)),
+        noted(partial(Call, f"analyses.{name}", analysis.function, {}, _CALL_OF_ANALYSIS, advice)),
         torch.no_grad(),
     ):
         result = analysis.function(batches, **roles)

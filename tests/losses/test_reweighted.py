@@ -10,8 +10,10 @@ from mlotool.losses import (
     correction_analysis,
     correction_loss,
     reweighted_cross_entropy,
+    reweighted_squared_error,
     sample_weight_analysis,
     sample_weighted_cross_entropy,
+    sample_weighted_squared_error,
     weight_against_loss,
 )
 from mlotool.losses.reweighted import wrong_label_metrics
@@ -69,6 +71,34 @@ def test_each_sample_has_its_own_weight(batch: dict[str, torch.Tensor], model: n
     del batch["clean_target"]
     found = sample_weight_analysis([batch], **roles)
     assert (set(found), found["weight"].tolist()) == ({"loss", "weight", "target", "mean_weight"}, [0.5] * 6)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_weighted_regressions_by_hand(
+    batch: dict[str, torch.Tensor], model: nn.Linear, weigher: WeightNet, normalize: bool
+) -> None:
+    """With weights as constants, the linear layer's gradient is `2/o sum_i w_i (W x_i + b - y_i) x_i^T / scale`."""
+    batch["target"] = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    del batch["clean_target"]
+    errors = (batch["input"] @ model.weight.T + model.bias - batch["target"]).detach()
+    losses = errors.square().mean(dim=1)
+    weights = SampleWeights(10).double()
+    nn.init.normal_(weights.logits)
+    of_net, of_sample = weigher(losses[:, None]).squeeze(1).detach(), weights(batch["index"]).detach()
+    model_role = BoundModule(model)
+    for weight, output in (
+        (of_net, reweighted_squared_error(batch, model=model_role, weigher=BoundModule(weigher), normalize=normalize)),
+        (
+            of_sample,
+            sample_weighted_squared_error(batch, model=model_role, weights=BoundModule(weights), normalize=normalize),
+        ),
+    ):
+        scale = weight.sum() if normalize else 6
+        torch.testing.assert_close(output.loss.detach(), (weight * losses).sum() / scale)
+        (found,) = torch.autograd.grad(output.loss, [model.weight])
+        torch.testing.assert_close(found, 2 / 3 * torch.einsum("i,io,id->od", weight, errors, batch["input"]) / scale)
+    found = sample_weight_analysis([batch], model=model_role, weights=BoundModule(weights))
+    torch.testing.assert_close((found["loss"], found["weight"]), (losses, of_sample))
 
 
 def test_weights_that_underflow_give_no_nan(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:
