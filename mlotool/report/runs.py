@@ -15,7 +15,7 @@ from mlotool.folders.safe_files import MAX_CONFIG_BYTES
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report.formats import shortened
 from mlotool.report.recorded_run import RecordedRun, as_dict
-from mlotool.report.sweep import number_of, parameters_of, status_of
+from mlotool.report.sweep import compare, number_of, parameters_of, status_of
 
 MAX_DEPTH, MAX_FOLDERS, MAX_NAME, MAX_FAULT = 8, 200_000, 100, 500
 # The status of a folder whose files could not be read.
@@ -156,7 +156,10 @@ def read_run(path: Path, sweep: Path | None = None) -> RunRow:
 
 
 def summarized(rows: Iterable[RunRow]) -> list[RunRow]:
-    """Return the rows with the jobs of each sweep as one: of the best job, with how many jobs have which status."""
+    """Return the rows with the jobs of each sweep as one: its best setting, and how many jobs have which status.
+
+    The value is the mean over the setting's seeds, at no tick of its own where there are several.
+    """
     jobs: dict[Path, list[RunRow]] = {}
     for row in rows:
         jobs.setdefault(row.folder if row.sweep is None else row.sweep, []).append(row)
@@ -165,8 +168,13 @@ def summarized(rows: Iterable[RunRow]) -> list[RunRow]:
 
 def _summary(folder: Path, jobs: list[RunRow]) -> RunRow:
     counts = Counter(job.status for job in jobs)
+    best = min(jobs, key=by_objective)
+    comparison = compare(folder)
+    setting = comparison.best or comparison.only
+    if comparison.has_seeds and setting is not None:
+        best = replace(best, objective=comparison.objective, value=setting.mean, best_tick=None)
     return replace(
-        min(jobs, key=by_objective),
+        best,
         status=", ".join(f"{count} {status}" for status, count in counts.items()),
         training_s=sum(job.training_s or 0.0 for job in jobs),
         started=min(job.started for job in jobs),

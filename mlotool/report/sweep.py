@@ -24,7 +24,7 @@ from mlotool.folders.run_folder import ENDED, RunFolder
 from mlotool.folders.safe_files import read_text
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report.formats import LARGEST, NONE, SMALLEST, number, shortened
-from mlotool.report.recorded_run import RecordedRun, as_dict
+from mlotool.report.recorded_run import SPLIT_NAMES, RecordedRun, as_dict
 
 # No run writes longer texts.
 MAX_ERROR, MAX_NAME, MAX_STATUS = 5_000, 200, 40
@@ -48,6 +48,7 @@ class SweepRow:
         folder: of the job.
         error: why it failed, or makes no model; empty where neither is so.
         num_parameters: of its problems.
+        other_splits: the objective's metric on other splits at the best checkpoint, such as `test/accuracy`.
     """
 
     job: str
@@ -61,6 +62,7 @@ class SweepRow:
     folder: Path
     error: str = ""
     num_parameters: Mapping[str, int] = field(default_factory=dict)
+    other_splits: Mapping[str, float] = field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
         """Return the last value of a metric, or of `<problem>/num_parameters`; None without one."""
@@ -157,21 +159,25 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _row(path: Path, *, is_alive: bool) -> SweepRow:
     run = RecordedRun(RunFolder(path))
     summary, objective = run.summary, as_dict(run.summary.get("objective"))
+    key = shortened(str(objective.get("key") or ""), MAX_NAME)
     metrics = {str(key): number_of(value) for key, value in run.metrics.items()}
+    known = {key: value for key, value in metrics.items() if value is not None}
+    ticks, others = as_dict(summary.get("ticks")), {f"{split}/{key.partition('/')[2]}" for split in SPLIT_NAMES} - {key}
     sizes = {str(key): number_of(size) for key, size in as_dict(summary.get("num_parameters")).items()}
     duration = number_of(run.provenance.get("duration_s")) if summary else None
     return SweepRow(
         job=path.name,
         parameters=parameters_of(run),
         status=status_of(run, is_alive=is_alive),
-        objective=shortened(str(objective.get("key") or ""), MAX_NAME),
+        objective=key,
         value=number_of(objective.get("value")),
-        metrics={key: value for key, value in metrics.items() if value is not None},
+        metrics=known,
         seconds=number_of(summary.get("training_s")) if duration is None else duration,
         num_ticks=None if (num_ticks := number_of(summary.get("num_ticks"))) is None else int(num_ticks),
         folder=path,
         error=shortened(str(summary.get("error") or ""), MAX_ERROR),
         num_parameters={key: int(size) for key, size in sizes.items() if size is not None},
+        other_splits={other: known[other] for other in known if other in others and ticks.get(other) == run.best_tick},
     )
 
 
@@ -332,14 +338,20 @@ class Setting:
     @cached_property
     def mean(self) -> float | None:
         """The mean objective of the jobs that finished."""
-        return float(np.mean(self.values)) if self.values else None
+        return mean_of(self.values)
 
     @cached_property
     def standard_error(self) -> float | None:
         """The standard error of the mean; None below two jobs."""
-        if len(self.values) < 2:
-            return None
-        return float(np.std(self.values, ddof=1) / math.sqrt(len(self.values)))
+        return standard_error_of(self.values)
+
+    @cached_property
+    def other_splits(self) -> dict[str, tuple[float, ...]]:
+        """The values of the jobs that finished, by each key of `SweepRow.other_splits` that all of them have."""
+        rows = [row for row in self.rows if row.status == "finished"]
+        keys = rows[0].other_splits if rows else ()
+        values = {key: tuple(row.other_splits.get(key, math.nan) for row in rows) for key in keys}
+        return {key: known for key, known in values.items() if not any(map(math.isnan, known))}
 
     @property
     def is_complete(self) -> bool:
@@ -593,15 +605,25 @@ def seeds(setting: Setting) -> str:
     return f"{done} of {planned} seed{'s' if planned != 1 else ''}"
 
 
-def mean_text(setting: Setting) -> str:
-    """Return a setting's mean with its standard error, to the digits that the error leaves.
+def mean_of(values: Sequence[float]) -> float | None:
+    """Return the mean; None of nothing."""
+    return float(np.mean(values)) if values else None
+
+
+def standard_error_of(values: Sequence[float]) -> float | None:
+    """Return the standard error of the mean; None below two values."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Return a mean with its standard error, to the digits that the error leaves.
 
     Example:
-        >>> mean_text(Setting({}, (), (0.91, 0.93, 0.92), 3))
+        >>> mean_text((0.91, 0.93, 0.92))
         '0.92 ± 0.0058'
     """
-    error = setting.standard_error
-    return number(setting.mean) if error is None else f"{number(setting.mean)} ± {error:.2g}"
+    mean, error = mean_of(values), standard_error_of(values)
+    return number(mean) if error is None else f"{number(mean)} ± {error:.2g}"
 
 
 def compare(sweep_dir: Path) -> Comparison:

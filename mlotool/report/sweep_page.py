@@ -191,6 +191,15 @@ def setting_columns(comparison: Comparison, settings: Sequence[Setting]) -> list
         TableColumn("standard_error", [setting.standard_error for setting in settings], View.ALL, "± std. error",
                     lambda value: "" if value is None else f"{value:.2g}", is_needed=True),
     ]  # fmt: skip
+    # The objective's metric on the test split, which no setting was chosen by.
+    for key in dict.fromkeys(key for setting in settings for key in setting.other_splits):
+        values = [setting.other_splits.get(key, ()) for setting in settings]
+        texts = [sweeps.mean_text(known) if known else "" for known in values]
+        columns += [
+            TableColumn(f"{key}_mean", [sweeps.mean_of(known) for known in values], View.FILE),
+            TableColumn(f"{key}_standard_error", [sweeps.standard_error_of(known) for known in values], View.FILE),
+            TableColumn(key, texts, View.READER, title="at the best checkpoint: mean ± standard error"),
+        ]
     if second:
         columns += _second_columns(comparison, "second_mean", [setting.second for setting in settings])
         on_front = search.pareto_front(comparison)
@@ -295,7 +304,7 @@ def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
         label = f"{f'best of {num} {whose}, ' if num > 1 else ''}{label}"
         error = " ± standard error" if setting.standard_error is not None else ""
         below = f"mean{error} of {sweeps.seeds(setting)}; {direction}" if comparison.has_seeds else direction
-        value = sweeps.mean_text(setting)
+        value = sweeps.mean_text(setting.values)
     tiles: list[tuple[str, ...]] = [(label, value, below, "tile first")]
     if best is not None:
         tiles.append(("jobs of the best setting" if len(best.rows) > 1 else "best job", best.jobs))

@@ -129,16 +129,22 @@ def write_job(
     mode: str = "min",
     curve: Sequence[float] = (),
     metrics: Mapping[str, float] | None = None,
+    at_best: Mapping[str, float] | None = None,
     error: str | None = None,
 ) -> Path:
-    """Write the folder of a job that ended; without a status, that of one that has begun."""
+    """Write the folder of a job that ended; without a status, that of one that has begun.
+
+    `at_best` are metrics of the best checkpoint, at tick 50 of 60.
+    """
     folder.mkdir(parents=True)
     (folder / "overrides.txt").write_text("\n".join((*FIXED, *words)))
     if curve:
         write_metrics(folder, [(10 * (index + 1), key, each) for index, each in enumerate(curve)])
     if status is not None:
         summary: dict[str, Any] = {"status": status, "objective": {"key": key, "value": value, "mode": mode}}
-        summary |= {"metrics": dict(metrics or {}), "error": error, "num_ticks": 60, "training_s": 1.5}
+        last, best = dict(metrics or {}), dict(at_best or {})
+        summary |= {"metrics": last | best, "error": error, "num_ticks": 60, "training_s": 1.5, "best": {"tick": 50}}
+        summary["ticks"] = dict.fromkeys(last, 60) | dict.fromkeys(best, 50)
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "report.html").write_text("<p>a job's page</p>")
     return folder

@@ -132,6 +132,22 @@ def test_settings_csv_is_a_row_a_setting_the_best_first(tmp_path: Path) -> None:
     assert (other["num_seeds"], other["num_planned"], other["is_best"]) == ("2", "2", "false")
 
 
+def test_a_setting_has_the_mean_of_the_test_split_where_it_is_that_of_the_best_checkpoint(tmp_path: Path) -> None:
+    for job, value in enumerate([0.5, 0.7]):
+        write_job(
+            tmp_path / str(job), "a.lr=1", f"seed={job}", value=value, key="val/loss",
+            metrics={"meta/loss": 3.0}, at_best={"test/loss": 2 * value, "test/accuracy": 0.9, "weights/loss": 1.0},
+        )  # fmt: skip
+    write_sweep_summary(tmp_path)
+    (setting,) = read(tmp_path / "settings.csv")
+    assert [key for key in setting if "test" in key or "meta" in key or "weights" in key] == [
+        "test/loss_mean",
+        "test/loss_standard_error",
+    ]
+    assert float(setting["test/loss_mean"]) == pytest.approx(1.2)
+    assert float(setting["test/loss_standard_error"]) == pytest.approx(0.2)
+
+
 def test_no_cell_is_a_formula(tmp_path: Path) -> None:
     for job, text in enumerate(("=1+1", "+cmd|' /C calc'!A0", " =1+1", "\uff1d1+1")):
         write_job(tmp_path / str(job), f"problems.classifier.x={text}", value=-0.5, error=text, metrics={text: 1.0})

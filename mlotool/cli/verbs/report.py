@@ -100,5 +100,6 @@ def _verdict(comparison: sweep.Comparison) -> str:
     best = "" if comparison.best is None else "best: "
     jobs = f"job{'s' if len(setting.rows) > 1 else ''} {setting.jobs}"
     words = comparison.describe(setting)
-    text = f"{best}{jobs}, {comparison.objective} {sweep.mean_text(setting)} ({'; '.join(meaning)})"
+    others = "".join(f", {key} {sweep.mean_text(values)}" for key, values in setting.other_splits.items())
+    text = f"{best}{jobs}, {comparison.objective} {sweep.mean_text(setting.values)}{others} ({'; '.join(meaning)})"
     return f"{text}: {words}" if words else text

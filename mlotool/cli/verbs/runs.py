@@ -3,11 +3,11 @@
   mlotool runs                                  all below outputs/, the newest first
   mlotool runs --name 'mwn*' --status finished --sort objective
   mlotool runs --where seed=1 --where problems.classifier.optimizer.lr=0.1
-  mlotool runs outputs/mwn --sweeps             a sweep is one row: its best job
+  mlotool runs outputs/mwn --sweeps             a sweep is one row: its best setting
   mlotool runs --json | jq '.[0].folder'        every field, for programs
 
-The objective is the value at the best checkpoint, where one is kept. A folder that cannot be read has a row that says
-so.
+The objective is the value at the best checkpoint, where one is kept; for a sweep over seeds, the mean. A folder that
+cannot be read has a row that says so.
 """
 
 import json
