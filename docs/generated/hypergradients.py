@@ -21,7 +21,7 @@ OPTIONS = {
     "KFAC": "`kfac`",
     "Exact": "`exact`",
     "Unrolled, remat": "`unrolled`",
-    "Unrolled, graphs kept": "`unrolled hypergradient.remat=false`",
+    "Unrolled, graphs kept": "`unrolled`, with `hypergradient.remat=false`",
     "SOBA": "`soba`",
     "SABA": "`saba`",
     "Penalty, fixed (F2SA)": "`penalty`",

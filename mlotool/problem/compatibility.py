@@ -192,8 +192,8 @@ _SECOND_ORDER = (
     "have first derivatives only"
 )
 _SHAPED = (
-    "all ranks together compute the solution of '{name}', which depends on parameters of '{tasks}', and each rank has "
-    "only those of its own tasks (runner.devices=1 works)"
+    "the solution of '{name}' depends on the parameters of '{tasks}', and each rank has only the parameters of its own "
+    "tasks (runner.devices=1 works)"
 )
 _PERSISTENT = (
     "persistent rollouts continue where the last ones ended, while the training steps of '{name}' begin somewhere else"
@@ -284,7 +284,7 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         Row(
             "parallel.processes",
             "same_batch_as",
-            "all stages need the same samples, and the problem that the batch comes from decides how it is divided",
+            "all stages need the same samples, but another problem's batches may be divided among the ranks",
             "same_batch_as",
             "null",
         ),
@@ -380,7 +380,7 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         Row(
             "reset_to",
             "roll_back",
-            "reset_to returns to the initialization after an upper step, and roll_back to the parameters before it",
+            "after an upper step, reset_to goes back to the initialization, but roll_back undoes only the last steps",
             "roll_back",
             "false",
         ),
@@ -416,8 +416,8 @@ LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (_OTHER_OPTIMIZER, (TRACE,), f"the optimizer of '{{name}}' is none of {_KNOWN_OPTIMIZERS}"),
     ("line search", (FUSE,), "the optimizer of '{name}' evaluates the loss itself"),
     ("optimizer_roles", (TRACE,), "another problem gives hyperparameters of the optimizer of '{name}'"),
-    ("reset_to", (TRACE,), "'{name}' starts again after each upper step (reset_to)"),
-    ("roll_back", (TRACE,), "the steps of '{name}' are taken back after each upper step (roll_back)"),
+    ("reset_to", (TRACE,), "'{name}' restarts from its initialization after each upper step (reset_to)"),
+    ("roll_back", (TRACE,), "the last steps of '{name}' are undone after each upper step (roll_back)"),
     (_MAKES_STEPS, (TRACE, FUSE), "the hypergradient method of '{solution}' also makes its training steps"),
     (
         "hypergradient.remat: false",
@@ -436,19 +436,19 @@ LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "hypergradient.product: forward",
         (TRACE, FUSE),
-        "the hypergradient method of '{solution}' uses forward mode, which a trace does not see",
+        "the hypergradient method of '{solution}' uses forward mode, which a trace does not record",
     ),
     (
         "remat",
         (TRACE, FUSE),
-        "a trace computes equal operations only once, and would keep the values that remat of '{name}' drops",
+        "a trace would keep the values in memory that remat of '{name}' recomputes",
     ),
     (
         "hypergradient that a trace cannot repeat",
         (TRACE, FUSE),
-        "a trace of the hypergradient method of '{solution}' does not hold for its next use",
+        "the hypergradient method of '{solution}' may compute something else at each use, which a trace cannot repeat",
     ),
-    (_OF_STEPS, (TRACE,), "a trace has no place for the recorded steps of '{solution}'"),
+    (_OF_STEPS, (TRACE,), "a trace does not keep the steps of '{solution}' that its hypergradient method needs"),
 )
 
 ROWS = (

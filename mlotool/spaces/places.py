@@ -170,7 +170,7 @@ class HasSetting:
 
     Args:
         name: of the module's attribute.
-        value: that it has; a number stands for a tuple of that number too.
+        value: that it has; a number also matches a tuple of equal numbers: 2 matches (2, 2).
 
     Example:
         >>> base = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Conv2d(2, 2, 3, stride=2))

@@ -31,8 +31,8 @@ SMALLER: dict[str, list[str]] = {
 }
 """By recipe: what makes it smaller still."""
 
-LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
-REMAT, DRAWS = "would keep what remat of", "the losses draw random numbers"
+LAYER_PARALLEL = {"classifier": "trains its layers in parallel"}
+REMAT, DRAWS = "would keep the values in memory that remat of", "the losses draw random numbers"
 APART: dict[str, dict[str, str]] = {
     "lm_learning_rate_paper": {"model": REMAT, "rate": REMAT},
     "lm_loss_weighting_paper": {"model": REMAT, "weigher": REMAT},

@@ -178,7 +178,7 @@ UNLIKE: dict[str, tuple[Callable[[int], Program], str]] = {
     "dropout": (lambda k: plain(k, lambda: network(nn.Dropout(0.5))), "the losses draw random numbers"),
     "a line search": (
         lambda k: plain(k, optimizer=LINE_SEARCH[k]),
-        "problems.classifier: its optimizer evaluates the loss itself",
+        "problems.classifier: the optimizer of 'classifier' evaluates the loss itself",
     ),
     "a mean of all batches": (
         lambda k: plain(k, lambda: network(nn.BatchNorm1d(8, momentum=None))),

@@ -207,7 +207,7 @@ def plateau(net: LitNet) -> Any:
         (lambda: returning(lambda net: [sgd(net), sgd(net)]), {}, "found 2 optimizers from .*; expected one"),
         (lambda: returning(lambda net: None), {}, "problems.net.optimizer: found None from"),
         (lambda: returning(plateau), {}, "found a ReduceLROnPlateau; expected scheduler_interval=evaluation"),
-        (LitNet, {"compile": True}, "problems.net.compile: found training_step with compile; expected false"),
+        (LitNet, {"compile": True}, "problems.net.compile: found compile with training_step; expected false"),
         (LitNet, {"roles": {"model": "net"}}, "problems.net.roles: found .*; expected none"),
         (Summing, {}, r"self.log\('sum'\): found reduce_fx=sum; expected 'mean'"),
         (Silent, {}, "None from training_step; expected its loss"),

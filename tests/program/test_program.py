@@ -52,8 +52,9 @@ def test_finite_differences_are_refused_by_name_where_a_nested_problem_different
     with pytest.raises(ConfigError) as caught:
         case.program(lambda: Implicit(Exact(), next(products)))
     message = str(caught.value)
-    reason = "a problem above both shapes and reads 'low'"
-    assert message.startswith("problems.low.hypergradient.product: found product: finite_difference with nested above")
+    reason = "the gradient through the solution of 'low' is itself differentiated"
+    found = "hypergradient.product: finite_difference with differentiated hypergradient"
+    assert message.startswith(f"problems.low.hypergradient.product: found {found}")
     assert f"expected reverse, since {reason}" in message
     assert "Write +hypergradient@problems.low.hypergradient=cg" in message
     case.program(lambda: Implicit(Exact(), "finite_difference", curvature="partial")).gradient("top")

@@ -104,7 +104,8 @@ class Multigrid(MultigridSettings, AbstractParallel):
 
     def forecast(self) -> list[str]:
         """Return the critical path of a training step beside that of a serial one, in sentences."""
-        return [_forecast(path or "the module", solver) for path, solver in self.solvers.items()]
+        named = {f"the part '{path}'" if path else "the module": solver for path, solver in self.solvers.items()}
+        return [_forecast(name, solver) for name, solver in named.items()]
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals after each cycle of the last step, and what the guard has seen."""
@@ -146,15 +147,16 @@ def _forecast(name: str, solver: MultigridResidual) -> str:
     methods, chosen = (solver.method, solver.backward_method), ""
     if isinstance(guard, Choice):
         if guard.plan is None:
-            return f"{name} has {num_layers} layers, which run one after the other: cycles=auto found nothing cheaper."
+            return f"{name} has {num_layers} layers, which run one after the other: cycles=auto found nothing faster."
         method = guard.plan.forward
         methods, chosen = (method, method), f" (cycles={method.cycles}, coarsening={method.coarsening} were chosen)"
     workers = max(method.grids(num_layers)[0].num_chunks for method in methods)
     one, all_chunks = (sum(method.path(num_layers, count).critical for method in methods) for count in (1, workers))
     return (
-        f"{name} has {num_layers} layers: forward and backward, a serial step evaluates {2 * num_layers} of them one "
-        f"after the other, multigrid{chosen} {one} on one worker and {all_chunks} on {workers}, which is at most "
-        f"{2 * num_layers / all_chunks:.2f} times as fast, if communication is free."
+        f"{name} has {num_layers} layers. A serial step evaluates {2 * num_layers} layers one after the other (forward "
+        f"and backward). Multigrid{chosen} evaluates {one} one after the other with one worker, and {all_chunks} with "
+        f"{workers}. With {workers} it is at most {2 * num_layers / all_chunks:.2f} times as fast as a serial step, "
+        "even if communication takes no time."
     )
 
 

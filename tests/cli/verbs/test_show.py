@@ -78,8 +78,8 @@ def test_multigrid_by_its_critical_path(call: Call) -> None:
     """By hand: 8 chunks, one worker each, FCF, two cycles over grids of 32, 8 and 2 layers."""
     code, out, _ = call("show", "multigrid_peaks", "--parallel", "debug.limit_samples=300")
     assert code == 0
-    assert "classifier: layers has 32 layers: forward and backward, a serial step evaluates 64 of them" in out
-    assert "multigrid 456 on one worker and 100 on 8, which is at most 0.64 times as fast" in out
+    assert "classifier: the part 'layers' has 32 layers. A serial step evaluates 64 layers one after the other" in out
+    assert "456 one after the other with one worker, and 100 with 8. With 8 it is at most 0.64 times as fast" in out
 
 
 def test_where_it_is_and_what_to_add_for_it_is_told(call: Call) -> None:

@@ -446,7 +446,7 @@ def test_diverging_stages_say_what_to_lower() -> None:
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
         (
             lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)),
-            r"hypergradient: found parallel with directed steps",
+            r"hypergradient: found parallel with hypergradient that makes the steps",
         ),
     ],
 )
