@@ -118,7 +118,8 @@ def search(task: str, method: str, seed: int, budget: float) -> tuple[list[Found
         trials = [study.ask(distributions) for _ in range(GROUPS[method])]
         words = [[f"{key}={trial.params[key]}" for key in distributions] for trial in trials]
         with tempfile.TemporaryDirectory() as name:
-            watches = [_watch(trial) if method == "asha" else None for trial in trials]
+            # As in a sweep, the recipe's own values are never pruned.
+            watches = [_watch(trial) if method == "asha" and trial.number > 0 else None for trial in trials]
             results = train(plan, words, Path(name), watches=watches)
             statuses = [RunFolder(Path(name) / str(number)).summary().get("status") for number in range(len(trials))]
         for trial, result, status in zip(trials, results, statuses, strict=True):

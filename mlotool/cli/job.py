@@ -176,11 +176,13 @@ def write_report(config: Any, run_dir: Path) -> None:
 
 
 def _remove_if_empty(run_dir: Path) -> bool:
+    """Remove the folder that Hydra has made for a run, and the one around it, `outputs/<name>`, if they are empty."""
     # Another run of this second may have been given the same folder, and have taken it away.
     with suppress(OSError):
         if any(run_dir.iterdir()):
             return False
         run_dir.rmdir()
+        run_dir.parent.rmdir()
     return True
 
 

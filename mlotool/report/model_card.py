@@ -1,7 +1,6 @@
 """README.md of an exported model: what it is, how it was made, what it reaches, and how it is loaded."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,15 @@ from typing import Any
 import yaml
 
 from mlotool.core.messages import escape
+from mlotool.folders.hub import WEIGHTS
 from mlotool.folders.run_folder import RunFolder
 from mlotool.report.compared_runs import ComparedRun
 from mlotool.report.formats import number
 from mlotool.report.recorded_run import RecordedRun, as_dict
+from mlotool.report.sweep import job_command
 
 FILE, MAX_METRICS, MAX_DATA_LINES = "README.md", 30, 40
-_WEIGHTS, _ADAPTER = "model.safetensors", "adapter_config.json"
+_ADAPTER = "adapter_config.json"
 
 
 def model_card(run_dir: Path, problem: str, folder: Path, checkpoint: str, num_parameters: int) -> str:
@@ -86,10 +87,10 @@ def _loading(folder: Path, library: str, node: Mapping[str, Any]) -> list[str]:
     home, _, name = str(node.get("_target_")).rpartition(".")
     if not home or "_target_" in json.dumps(arguments, default=str) or "_args_" in arguments:
         # It is built of other nodes, which config.yaml describes.
-        return [*read, "", f'tensors = load_file("{_WEIGHTS}")  # by name, of the module in config.yaml']
+        return [*read, "", f'tensors = load_file("{WEIGHTS}")  # by name, of the module in config.yaml']
     call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     return [*read, f"from {home} import {name}", "", f"model = {name}({call})",
-            f'model.load_state_dict(load_file("{_WEIGHTS}"))']  # fmt: skip
+            f'model.load_state_dict(load_file("{WEIGHTS}"))']  # fmt: skip
 
 
 def _levels(config: Mapping[str, Any], problem: str) -> str:
@@ -109,10 +110,9 @@ def _data(config: Mapping[str, Any]) -> list[str]:
 
 
 def _command(run: RecordedRun) -> str:
-    """Return the command of a run; of the job of a sweep, one with its own overrides."""
+    """Return the command of a run; of the job of a sweep, one for it alone."""
     command = str(run.provenance.get("command") or "# The command was not recorded.")
-    is_job = {"-m", "--multirun"} & set(command.split())
-    return shlex.join(["mlotool", "run", *run.overrides]) if is_job else command
+    return job_command(run) if {"-m", "--multirun"} & set(command.split()) else command
 
 
 def _summary(recipe: str) -> str:

@@ -528,7 +528,26 @@ def repeat_command(comparison: Comparison) -> str:
     setting = comparison.best or comparison.only
     if setting is None or setting.mean is None:
         return ""
-    run = RecordedRun(RunFolder(setting.rows[0].folder))
+    begin, words = _job_words(RecordedRun(RunFolder(setting.rows[0].folder)))
+    if trained_by := comparison.trained_by(setting):
+        words = [word for word in words if word.lstrip("+").partition("=")[0] not in trained_by[0][1]]
+        words += _as_words(trained_by)
+    seeds = [(key, [row.parameters[key] for row in setting.rows]) for key in comparison.seed_keys]
+    if len(setting.rows) == 1 or len(seeds) != 1:
+        return shlex.join(["mlotool", "run", *begin, *words])
+    [(key, values)] = seeds
+    words = [word for word in words if word.lstrip("+").partition("=")[0] != key]
+    return shlex.join(["mlotool", "run", "-m", *begin, *words, f"{key}={','.join(values)}"])
+
+
+def job_command(run: RecordedRun) -> str:
+    """Return one line that trains a job of a sweep again, on its own."""
+    begin, words = _job_words(run)
+    return shlex.join(["mlotool", "run", *begin, *words])
+
+
+def _job_words(run: RecordedRun) -> tuple[list[str], list[str]]:
+    """Return of a job's command the packages and the recipe, by path or name, and the overrides."""
     recipe, words = "", list[str]()
     # In its folder a line has ends and other signs as escapes.
     for word in (str(word).strip() for word in run.overrides or run.job.get("words") or ()):
@@ -540,15 +559,7 @@ def repeat_command(comparison: Comparison) -> str:
         elif not word.lstrip("+~").startswith(_OF_SWEEP):
             words.append(word)
     path, trusted = _sources(str(run.provenance.get("command") or run.job.get("command") or ""))
-    if trained_by := comparison.trained_by(setting):
-        words = [word for word in words if word.lstrip("+").partition("=")[0] not in trained_by[0][1]]
-        words += _as_words(trained_by)
-    seeds = [(key, [row.parameters[key] for row in setting.rows]) for key in comparison.seed_keys]
-    if len(setting.rows) == 1 or len(seeds) != 1:
-        return shlex.join(["mlotool", "run", *trusted, *filter(None, [path or recipe]), *words])
-    [(key, values)] = seeds
-    words = [word for word in words if word.lstrip("+").partition("=")[0] != key]
-    return shlex.join(["mlotool", "run", "-m", *trusted, path or recipe, *words, f"{key}={','.join(values)}"])
+    return [*trusted, *filter(None, [path or recipe])], words
 
 
 def _as_words(trained_by: Sequence[tuple[int, Settings]]) -> list[str]:

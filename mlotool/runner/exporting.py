@@ -10,9 +10,8 @@ from torch import nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, noted, user_code
 from mlotool.folders.files import replacing, writing
+from mlotool.folders.hub import WEIGHTS
 from mlotool.runner.loading import load
-
-WEIGHTS = "model.safetensors"
 
 
 def export(
@@ -70,8 +69,11 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         raise ConfigError("export: safetensors is not installed; expected it. Run: pip install safetensors") from error
     with replacing(path) as temporary:
         try:
+            mode = temporary.stat().st_mode
             # `format` is what Hugging Face's readers ask for.
             save_file(dict(tensors), temporary, metadata={"format": "pt"})
+            # It writes a file of its own, which the user alone may read.
+            temporary.chmod(mode)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ConfigError(
                 f"export: safetensors does not take the state ({error}). Save it in other types."

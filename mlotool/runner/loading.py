@@ -171,6 +171,11 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
         raise ConfigError(f"There is no folder '{folder.path}'; expected that of a run, as `mlotool run` printed it.")
     path = folder.checkpoint(which)
     if not path.is_file():
+        if (folder.path / hub.WEIGHTS).is_file():
+            raise ConfigError(
+                f"{folder.path} is an export, without checkpoints; expected the folder of a run. Its README.md says "
+                "how to load the weights."
+            )
         # Refuses a folder that is not a run's.
         load_run_config(folder.path, is_own=True)
         present = ", ".join(file.stem for file in newest_first(folder.checkpoints)) or "none"

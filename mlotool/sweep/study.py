@@ -48,6 +48,8 @@ def _suggest(trial: Any, name: str, distribution: Any) -> Any:
 
 PREFIX = "decisions."
 DRAWN, _UNASKED = "drawn", "unasked"
+# Of the trial that has the values of the recipe.
+_IS_RECIPE = "recipe"
 MAX_REASON = 2_000
 # Words that are no text to Hydra.
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
@@ -411,10 +413,11 @@ class StudyPoints(AbstractPoints):
         """Queue what is tried first: the recipe's own values, those of the user's, and draws around a good guess."""
         settings = plan.settings
         for number, values in enumerate(first):
-            if number == 0 and settings["recipe_first"]:
+            is_recipe = number == 0 and settings["recipe_first"]
+            if is_recipe:
                 values |= self._first_decisions(values)
             # What is not among them is drawn.
-            self._study.enqueue_trial(values)
+            self._study.enqueue_trial(values, user_attrs={_IS_RECIPE: True} if is_recipe else None)
         guessed = [dimension for dimension in plan.dimensions if dimension.around is not None]
         if not guessed:
             return
@@ -659,6 +662,8 @@ class StudyPoints(AbstractPoints):
 class Watcher:
     """Reports a job's objective to its trial, and asks whether to go on.
 
+    The trial of the recipe's own values always goes on, so that no search ends with less than the recipe reaches.
+
     Args:
         url: of the database.
         name: of the study.
@@ -672,6 +677,7 @@ class Watcher:
         self._study = _study(url, name, pruner, json.dumps(dict(pruner_options), sort_keys=True))
         [own] = (other for other in self._study.get_trials(deepcopy=False) if other.number == trial)
         self._trial = optuna.trial.Trial(self._study, own._trial_id)
+        self._is_recipe = bool(own.user_attrs.get(_IS_RECIPE))
 
     def __call__(self, tick: int, value: float) -> bool:
         """Report; return whether the job is to end.
@@ -685,7 +691,7 @@ class Watcher:
                 # A trial that goes on from a checkpoint reports the ticks since then again.
                 warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
                 self._trial.report(value, tick)
-            return bool(self._trial.should_prune())
+            return not self._is_recipe and bool(self._trial.should_prune())
 
 
 # The jobs of a process report to one study, whose database takes longer to open than to report to.

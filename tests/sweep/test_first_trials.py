@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from mlotool.config.sweeps.sweep_plan import Dimension, SweepPlan
-from mlotool.sweep.folder import read_job
-from mlotool.sweep.study import StudyPoints
+from mlotool.sweep.folder import JobSpec, read_job
+from mlotool.sweep.study import StudyPoints, Watcher
 from mlotool.sweep.study_options import pruner_options
 from tests.sweep.plans import known, make_plan, rate, run, trials, words_of
 
@@ -51,6 +51,25 @@ def test_draws_are_those_of_before_where_the_recipe_does_not_come_first(tmp_path
     (tmp_path / "c").mkdir()
     [job] = searched(tmp_path / "c", replace(RATE, low=0.05), SOLVER, num_trials=1)
     assert float(job["lr"]) >= 0.05 and job["solver"] == "neumann"
+
+
+@pytest.mark.parametrize("recipe_first", [True, False])
+@pytest.mark.usefixtures("in_memory")
+def test_the_trial_of_the_recipes_own_values_is_never_pruned(tmp_path: Path, recipe_first: bool) -> None:
+    answers = []
+
+    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        if folder.name == "0":
+            assert spec.study is not None
+            # The other trial of the group is better at the tick of the comparison.
+            for trial, value in ((1, 0.9), (0, 0.1)):
+                answers.append(Watcher(**{**spec.study, "trial": trial})(10, value))
+        return "finished", 0.5
+
+    settings = {"num_trials": 2, "fuse": 2, "recipe_first": recipe_first, "pruner": "successive_halving"}
+    own = plan(tmp_path, RATE, pruner_options={"min_resource": 10, "reduction_factor": 2}, **settings)
+    run(StudyPoints(own, tmp_path, known(tmp_path, is_resumed=False)), tmp_path, job)
+    assert answers == [False, not recipe_first]
 
 
 @pytest.mark.usefixtures("in_memory")

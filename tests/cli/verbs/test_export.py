@@ -103,6 +103,9 @@ def test_the_command_writes_a_folder_that_loads_by_its_own_card(
         "model.safetensors",
         "recipe.yaml",
     ]
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "README.md").stat().st_mode
+    code, _, err = call("evaluate", str(folder), "--split", "test")
+    assert code == 2 and "is an export, without checkpoints" in err
     card = (folder / "README.md").read_text()
     assert "# mwn: classifier" in card and "after tick 800 of 1000" in card and "1,210 parameters" in card
     assert "| val/accuracy (objective, larger is better) | 0.9371 | 800 |" in card
@@ -117,6 +120,14 @@ def test_the_command_writes_a_folder_that_loads_by_its_own_card(
     assert call("export", str(run))[0] == 2
     assert "expected one of reweight, classifier" in call("export", str(run), "--problem", "x", "--out", "new")[2]
     assert call("export", str(tmp_path), "--out", "new")[0] == 2 and not (tmp_path / "new").exists()
+
+
+def test_the_card_of_a_sweeps_job_has_its_own_command(run: Path, tmp_path: Path) -> None:
+    (run / "overrides.txt").write_text("+recipe=rings\nseed=1\nsweep.num_trials=8\n")
+    record = json.loads((run / "provenance.json").read_text())
+    record["command"] = "mlotool run -m rings.yaml --trust rings seed=0,1 sweep.num_trials=8"
+    (run / "provenance.json").write_text(json.dumps(record))
+    assert "\nmlotool run --trust rings rings.yaml seed=1\n" in model_card(run, "classifier", tmp_path, "best", 1)
 
 
 def test_a_strangers_folder_writes_no_markup_and_ends_no_block(run: Path, tmp_path: Path) -> None:
