@@ -103,6 +103,9 @@ def _write_page(run_dir: Path) -> None:
     write: Callable[[Path], Path] = write_report
     try:
         write(run_dir)
+    except KeyboardInterrupt:
+        warnings.warn(f"The run has ended; only its report is missing: mlotool report {run_dir}", stacklevel=3)
+        raise
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
         warnings.warn(f"The report could not be written ({reason}); try again: mlotool report {run_dir}", stacklevel=3)

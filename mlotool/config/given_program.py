@@ -61,6 +61,7 @@ def built_from(program: "Program", data: Any, settings: Mapping[str, Any]) -> tu
     trace = {None: False, "eager": True}.get(program.internals.tracing.backend, program.internals.tracing.backend)
     described = {
         "name": _name_of_script(),
+        "baseline": "fixed" if program.internals.held else None,
         **given,
         "data": _described_data(program, data),
         "hypergradient": None,
@@ -171,7 +172,9 @@ def _described_data(program: "Program", data: Any) -> dict[str, Any]:
     from mlotool.problem.description import path_of
 
     def words(samples: Any) -> str:
-        size = f", {len(samples)} samples" if hasattr(type(samples), "__len__") else ""
+        # A DataLoader's length is that of its batches.
+        unit = "batches" if hasattr(samples, "batch_sampler") else "samples"
+        size = f", {len(samples)} {unit}" if hasattr(type(samples), "__len__") else ""
         return f"{path_of(samples)}{size}"
 
     streams = {}

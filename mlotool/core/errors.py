@@ -81,6 +81,11 @@ class Interrupted(KeyboardInterrupt):
         self.run_dir: Path | None = None
         self.tick: int | None = None
 
+    def __str__(self) -> str:
+        if self.run_dir is None or self.tick is None:
+            return "interrupted before the first checkpoint"
+        return f"interrupted; {self.run_dir} has a checkpoint of tick {self.tick}. Go on with it: resume='auto'"
+
 
 class NonFiniteLossError(RunError):
     """A loss became NaN or infinite.

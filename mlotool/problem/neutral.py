@@ -24,8 +24,8 @@ _METHOD = (
 )
 
 
-def hold(module: nn.Module, given: float | None) -> None:
-    """Let a module return its neutral value from now on; one that has none stays as it is.
+def hold(module: nn.Module, given: float | None = None) -> None:
+    """Let a module return its neutral value from now on; one that has none, or that is held already, stays as it is.
 
     Args:
         module: it may have `neutral`, a number, or a method with the arguments of forward that returns the outputs.
@@ -34,16 +34,21 @@ def hold(module: nn.Module, given: float | None) -> None:
     Example:
         >>> from mlotool.models import WeightNet
         >>> net = WeightNet()
-        >>> hold(net, None)
+        >>> hold(net)
         >>> net(torch.rand(2, 1))
         tensor([[1.],
                 [1.]])
     """
     neutral = getattr(module, "neutral", None) if given is None else given
-    if neutral is not None:
+    if neutral is not None and not _is_held(module):
         is_right = callable(neutral) or is_number(neutral)
         require(is_right, f"{type(module).__name__}.neutral", neutral, "a number, or a method with forward's arguments")
         module.forward = partial(_held, module.forward, neutral)
+
+
+def _is_held(module: nn.Module) -> bool:
+    own = vars(module).get("forward")
+    return isinstance(own, partial) and own.func is _held
 
 
 def _held(forward: Callable[..., Any], neutral: Any, *inputs: Any, **options: Any) -> Any:
@@ -69,7 +74,5 @@ def check_held(name: str, module: nn.Module, method: str, lower: str) -> None:
     fields = {"name": name, "module": named(module), "lower": lower, "method": method}
     if method:
         raise ConfigError(_METHOD.format(**fields))
-    own = vars(module).get("forward")
-    is_held = isinstance(own, partial) and own.func is _held
-    if not is_held and not takes_nothing(module.forward):
+    if not _is_held(module) and not takes_nothing(module.forward):
         raise ConfigError(_UNKNOWN.format(**fields))

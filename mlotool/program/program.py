@@ -16,6 +16,7 @@ from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import RandomStream
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
 from mlotool.problem.description import facts_of, formula_of
+from mlotool.problem.neutral import hold
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import Reduce
 from mlotool.problem.saved_form import check_whole
@@ -67,7 +68,8 @@ class Program:
             operation, "inductor", compiled, or "cuda_graph", one launch on a GPU; None leaves steps to their plans.
         trace_from: the step of a problem from which on its steps are traced.
         traces_users_code: whether losses and modules of a user's are traced: as pure functions of tensors.
-        held: problems that take no steps, as in a control; no gradient passes through what they would differentiate.
+        held: problems that take no steps, as in a control. Their modules return the neutral value that they declare
+            (`neutral = 1.0`), if they do, and no gradient passes through what they would differentiate.
         run_length: ticks of its run, where it is known; traced steps are compared with the plans' 100 times in it.
 
     Attributes:
@@ -112,6 +114,8 @@ class Program:
         self.random = RandomStream(self.devices)
         tracing = Tracing(trace, trace_from, traces_users_code, run_length)
         self.internals = Internals(self.problems, graph, reduce, self.random, tracing, held)
+        for name in self.internals.held:
+            hold(self.problems[name].module)
 
     def __repr__(self) -> str:
         lines = [f"Program of {len(self.problems)} problem{'s' * (len(self.problems) > 1)}"]

@@ -90,7 +90,9 @@ class OutputLog:
             history.add(tick, values, np.concatenate(losses) if are_each else None, num_steps)
             if history.in_a_row == LOOKS_IN_A_ROW:
                 self._warn(upper, history)
-            facts = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+            # An infinite output, such as that of a mask, has no standard deviation.
+            with np.errstate(invalid="ignore"):
+                facts = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
             logged |= {f"{upper}/{name}_{fact}": float(value) for fact, value in facts.items()}
         return logged
 

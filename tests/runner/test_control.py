@@ -62,8 +62,6 @@ def stream() -> Stream:
 def trained(num_ticks: int, lr: float, *, is_held: bool) -> nn.Module:
     model = regressor()
     net = WeightNet(20)
-    if is_held:
-        hold(net, None)
     lower = Problem(
         "regressor",
         model,
@@ -121,7 +119,7 @@ def test_neutral_values() -> None:
     with torch.no_grad():
         mixture.logits.copy_(torch.arange(4.0))
     for module in (corrector, mixture, rate):
-        hold(module, None)
+        hold(module)
     assert torch.equal(corrector(features, given), F.one_hot(given, 3).float())
     assert torch.equal(mixture(), torch.full((4,), 0.25))
     # A hyperparameter stays where it begins, unless the recipe says otherwise.
