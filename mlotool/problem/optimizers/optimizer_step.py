@@ -305,7 +305,7 @@ class OptimizerStep:
         built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
         check_scheduler(name, built, optimizer, settings.scheduler_interval)
         roles, advice = settings.optimizer_roles, "Give the problem an optimizer: optimizer='sgd', lr=0.1."
-        require(not roles or groups, f"{key}.optimizer_roles", roles, "an optimizer whose settings they are", advice)
+        require(bool(groups or not roles), f"{key}.optimizer_roles", roles, "an optimizer whose settings they are", advice)
         known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
         for setting in settings.optimizer_roles:
             require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
