@@ -106,10 +106,10 @@ def test_a_hypergradient_of_zero_is_found_by_each_run() -> None:
 
 
 APART_STEPS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
-    "forward mode": ("takes tangents", lambda k: {"hypergradient": Unrolled(product="forward")}),
-    "products": ("takes tangents", lambda k: {"hypergradient": Implicit(Neumann(2, 0.1), product="forward")}),
-    "graphs": ("keeps the graphs of the steps", lambda k: {"hypergradient": Unrolled(remat=False)}),
-    "checkpoints": ("taken again", lambda k: {"hypergradient": Unrolled(trajectory=KeepEvery(2))}),
+    "forward mode": ("uses forward mode", lambda k: {"hypergradient": Unrolled(product="forward")}),
+    "products": ("uses forward mode", lambda k: {"hypergradient": Implicit(Neumann(2, 0.1), product="forward")}),
+    "graphs": ("keeps the graphs of the training steps", lambda k: {"hypergradient": Unrolled(remat=False)}),
+    "checkpoints": ("recomputes training steps", lambda k: {"hypergradient": Unrolled(trajectory=KeepEvery(2))}),
     "kinds": ("differ in kind or clipping", lambda k: {"optimizer": partial([SGD, ADAM][k], lr=0.01)}),
     "flags": (
         "differ in nesterov",
@@ -117,7 +117,7 @@ APART_STEPS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
     ),
     "momentum": ("keep different tensors", lambda k: {"optimizer": partial(SGD, lr=0.1, momentum=[0.0, 0.9][k])}),
     "noise": ("random", lambda k: {"module": lambda: network(nn.Dropout(0.3))}),
-    "evolution": ("keeps something from one use to the next", lambda k: {"hypergradient": EvolutionStrategies()}),
+    "evolution": ("does not hold for its next use", lambda k: {"hypergradient": EvolutionStrategies()}),
 }
 
 

@@ -31,7 +31,7 @@ SMALLER: dict[str, list[str]] = {
 }
 """By recipe: what makes it smaller still."""
 
-LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
+LAYER_PARALLEL = {"classifier": "trains its layers in parallel"}
 REMAT, DRAWS = "would keep what remat of", "the losses draw random numbers"
 APART: dict[str, dict[str, str]] = {
     "lm_learning_rate_paper": {"model": REMAT, "rate": REMAT},

@@ -141,7 +141,7 @@ def test_in_a_program() -> None:
     # A shift of all targets shifts the solution's bias alone, by as much.
     expected = torch.autograd.grad((module(inputs) ** 2).sum(), module.bias)[0]
     assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-6)
-    with pytest.raises(ConfigError, match=r"problems\.low\.hypergradient\.solver: found approximate solver"):
+    with pytest.raises(ConfigError, match=r"problems\.low\.hypergradient\.solver: found solver without a derivative"):
         programs.nested().program(lambda: Implicit(KFAC()))
 
 

@@ -1,4 +1,4 @@
-"""The table of what cannot go together: each row refuses, and what is in no row goes together."""
+"""The table of features that exclude each other: each row refuses, and what is in no row goes together."""
 
 import re
 from collections.abc import Iterator
@@ -63,35 +63,37 @@ CASES: dict[str, dict[str, Any]] = {
     "training_step": {"takes_steps": True},
     "complex parameters": {"module": nn.Linear(1, 1, dtype=torch.complex64)},
     "sparse gradients": {"module": nn.Embedding(2, 2, sparse=True)},
-    "drawn paths": {"module": drawing()},
-    "statistics: path": {"module": drawing(paths=None, statistics="path")},
+    "module that draws paths": {"module": drawing()},
+    "module.statistics: path": {"module": drawing(paths=None, statistics="path")},
     "parallel": {"parallel": Auxiliary(2)},
     "parallel: Auxiliary": {"parallel": Auxiliary(2)},
     "parallel.processes": {"parallel": Divided(2, processes=True)},
     "line search": {"optimizer": LBFGS},
-    "another optimizer": {"optimizer": LBFGS},
+    "optimizer other than Adam, AdamW, SGD": {"optimizer": LBFGS},
     "scheduler": {"scheduler": object()},
     "same_batch_as": {"stream": SameBatch(Stream(BATCHES, 2))},
-    "ready batches": {"stream": Stream(DataLoader(Ready(), batch_size=None))},
-    "solutions in its gradient": {"read": "low"},
-    "hypergradient": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
-    "product: finite_difference": {"algorithm": Implicit(Identity(), "finite_difference")},
-    "product: forward": {"algorithm": Implicit(Identity(), "forward")},
-    "approximate solver": {"algorithm": Implicit(Nystrom(rank=2))},
-    "simulated steps": {"algorithm": Unrolled()},
-    "trajectory": {"algorithm": Unrolled(trajectory=KeepEvery())},
-    "remat: false": {"algorithm": Unrolled(remat=False)},
-    "persistent: true": {"algorithm": EvolutionStrategies(persistent=True)},
-    "EvolutionStrategies": {"algorithm": EvolutionStrategies()},
-    "Penalty": {"algorithm": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
-    **{name: {"algorithm": SABA(0.1)} for name in ("SABA", "directed steps", "state between pullbacks")},
-    "nested": {"is_nested": True},
-    "nested above": {"is_differentiated": True},
-    "rule: barrier": {"algorithm": Penalty(rule="barrier", barrier=0.5, num_steps=2, step_size=0.1)},
-    "shaped by tasks": {"shaped_by_tasks": "t"},
+    "data set of whole batches": {"stream": Stream(DataLoader(Ready(), batch_size=None))},
+    "gradient through a lower solution": {"read": "low"},
+    "hypergradient other than first_order": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
+    "hypergradient.product: finite_difference": {"algorithm": Implicit(Identity(), "finite_difference")},
+    "hypergradient.product: forward": {"algorithm": Implicit(Identity(), "forward")},
+    "solver without a derivative": {"algorithm": Implicit(Nystrom(rank=2))},
+    "hypergradient through the steps": {"algorithm": Unrolled()},
+    "trajectory that stores only some steps": {"algorithm": Unrolled(trajectory=KeepEvery())},
+    "hypergradient.remat: false": {"algorithm": Unrolled(remat=False)},
+    "hypergradient.persistent: true": {"algorithm": EvolutionStrategies(persistent=True)},
+    "evolution": {"algorithm": EvolutionStrategies()},
+    "penalty method": {"algorithm": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
+    "saba": {"algorithm": SABA(0.1)},
+    "hypergradient that makes the steps": {"algorithm": SABA(0.1)},
+    "hypergradient that a trace cannot repeat": {"algorithm": SABA(0.1)},
+    "middle problem": {"is_nested": True},
+    "differentiated hypergradient": {"is_differentiated": True},
+    "hypergradient.rule: barrier": {"algorithm": Penalty(rule="barrier", barrier=0.5, num_steps=2, step_size=0.1)},
+    "solution that depends on tasks": {"shaped_by_tasks": "t"},
     "several ranks": {"num_ranks": 2},
     "tasks on several ranks": {"settings": {"tasks": 2}, "num_ranks": 2},
-    "shared space on ranks": {"runs_in_part": True},
+    "shared space on several ranks": {"runs_in_part": True},
     "runner.trace": {"is_traced": True},
     "sweep.fuse": {"is_fused": True},
 }
@@ -185,6 +187,6 @@ def test_what_is_in_no_row_goes_together(name: str, settings: dict[str, Any]) ->
 
 def test_the_first_row_that_holds_is_told() -> None:
     case = case_of("tasks", "compile")
-    with pytest.raises(ConfigError, match=r"problems\.p\.compile: found tasks with compile; expected false, since"):
+    with pytest.raises(ConfigError, match=r"problems\.p\.compile: found compile with tasks; expected false, since"):
         check(case)
     check(replace(case, settings=ProblemSettings(tasks=2)))

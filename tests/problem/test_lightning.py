@@ -207,7 +207,7 @@ def plateau(net: LitNet) -> Any:
         (lambda: returning(lambda net: [sgd(net), sgd(net)]), {}, "found 2 optimizers from .*; expected one"),
         (lambda: returning(lambda net: None), {}, "problems.net.optimizer: found None from"),
         (lambda: returning(plateau), {}, "found a ReduceLROnPlateau; expected scheduler_interval=evaluation"),
-        (LitNet, {"compile": True}, "problems.net.compile: found training_step with compile; expected false"),
+        (LitNet, {"compile": True}, "problems.net.compile: found compile with training_step; expected false"),
         (LitNet, {"roles": {"model": "net"}}, "problems.net.roles: found .*; expected none"),
         (Summing, {}, r"self.log\('sum'\): found reduce_fx=sum; expected 'mean'"),
         (Silent, {}, "None from training_step; expected its loss"),
@@ -235,7 +235,7 @@ def test_a_loss_calls_its_methods_by_their_names_and_what_they_log_are_its_metri
     net = fresh()
 
     def loss(batch: Any, *, model: Any) -> Tensor:
-        with pytest.raises(AttributeError, match="found 'net' of a role; expected a call of it"):
+        with pytest.raises(AttributeError, match="found the attribute 'net' of a role; expected a call of the role"):
             _ = model.net
         loss: Tensor = model.training_step({"input": batch[0], "target": batch[1]}, 7)["loss"]
         return 2 * loss

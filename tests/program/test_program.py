@@ -52,9 +52,11 @@ def test_finite_differences_are_refused_by_name_where_a_nested_problem_different
     with pytest.raises(ConfigError) as caught:
         case.program(lambda: Implicit(Exact(), next(products)))
     message = str(caught.value)
-    reason = "a problem above both shapes and reads 'low'"
-    assert message.startswith("problems.low.hypergradient.product: found product: finite_difference with nested above")
-    assert f"expected reverse, since {reason}" in message
+    found = "hypergradient.product: finite_difference with differentiated hypergradient"
+    assert message.startswith(
+        f"problems.low.hypergradient.product: found {found}; expected reverse, since the gradient"
+    )
+    assert "through the solution of 'low' is itself differentiated" in message
     assert "Write +hypergradient@problems.low.hypergradient=cg" in message
     case.program(lambda: Implicit(Exact(), "finite_difference", curvature="partial")).gradient("top")
 

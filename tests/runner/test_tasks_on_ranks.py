@@ -303,7 +303,7 @@ def test_what_ranks_cannot_divide_is_refused() -> None:
     still = Stream(episodes(), TASKS, repeat=2, shuffle=False)
     refused(maml(SABA(0.1), stream=still), r"problems\.learner\.hypergradient: .*; expected an implicit")
     rms = partial(torch.optim.RMSprop, lr=0.1)
-    refused(maml(FirstOrder(), optimizer=rms), r"problems\.learner\.optimizer: .*RMSprop may mix them")
+    refused(maml(FirstOrder(), optimizer=rms), r"problems\.learner\.optimizer: .*RMSprop may mix the tasks")
     stream = Stream(episodes(), TASKS)
     given: Any = {"stream": stream, "optimizer": SGD, "hypergradient": Implicit(CG)}
     low = Problem("low", net(0), learn, roles={"model": "low", "start": "mid"}, **given)
@@ -311,6 +311,9 @@ def test_what_ranks_cannot_divide_is_refused() -> None:
     mid = Problem("mid", net(1), between, roles=roles, tasks=TASKS, **given)
     top = Problem("top", net(2), generalize, roles={"model": "mid"}, stream=stream, optimizer=SGD)
     graph = Graph({"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]})
-    refused(Program([low, mid, top], graph), r"problems\.low\.tasks: found several ranks .* that of 'mid', since its")
+    refused(
+        Program([low, mid, top], graph),
+        r"problems\.low\.tasks: found several ranks .* the same number as 'mid', since all ranks",
+    )
     [fault] = stream_faults({"problems": {"w": {"tasks": 5}}, "runner": {"devices": 2}, "data": None})
     assert "problems.w.tasks: found 5 with runner.devices=2" in fault and "a multiple of 2" in fault

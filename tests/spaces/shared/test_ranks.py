@@ -266,4 +266,4 @@ def test_a_hypergradient_that_follows_the_steps_of_a_shared_space_is_refused(fou
         for refused in rank["refused"]:
             assert refused.startswith("problems.w.hypergradient: found ")
             assert "expected an implicit one, or first_order" in refused
-            assert "since ranks that used a parameter average its gradient" in refused
+            assert "since the gradient of a parameter is the mean over the ranks whose path used it" in refused
