@@ -31,36 +31,39 @@ def fit(
     resume: str | Path | None = None,
     **settings: Any,
 ) -> RunResult:
-    """Train a program, and leave a run folder with metrics.csv, checkpoints, summary.json and report.html.
+    """Train a program, and write a run folder with metrics.csv, checkpoints, summary.json and report.html.
 
-    The arguments mean what the keys of a recipe of the same names mean, with the same types, ranges and defaults. Each
-    loss and metric is tried once before the first tick. Afterwards the program holds the parameters of the best
-    checkpoint, if `objective` is evaluated during training, and else those of the last tick. Where torchrun has started
-    several processes of the script, they share each batch, and all get the same result.
+    The arguments have the meaning, types, ranges and defaults of the keys of a recipe with the same names. Each loss
+    and metric is evaluated once before the first tick, to find errors early. Afterwards the program holds the
+    parameters of the best checkpoint, if `objective` is evaluated during training, and else those of the last tick. If
+    torchrun has started several processes of the script, they share each batch, and all return the same result.
 
     Args:
-        program: problems and their graph; each problem has an optimizer.
-        ticks: length of the run; a tick is one step of every problem that reads no other, and of all that this
-            completes. None: 1000.
-        data: what is evaluated: data sets by the names of their splits, or an object with `splits` and `split(name)`.
+        program: the problems and their graph; each problem needs an optimizer.
+        ticks: length of the run; a tick is one optimizer step of each lowest-level problem, and of the problems above
+            that are due then. None: 1000.
+        data: the data to evaluate on: data sets by the names of their splits, or an object with `splits` and
+            `split(name)`.
         evaluate: `{"problem": "classifier", "metrics": ["accuracy", my_metric], "splits": {"val": 100, "test":
             "end"}}`; a metric is a name, or a function `f(module, batch) -> {name: tensor}`.
         objective: the metric that the best checkpoint is chosen by: "val/accuracy".
-        logger: one or several of Lightning's loggers; or a mapping with the keys of a recipe's `logger`.
+        logger: a logger of Lightning or a list of them; or a mapping with the keys of a recipe's `logger`.
         folder: the run folder; None makes `outputs/<name>/<date>_<time>`.
-        resume: goes on with a run bit by bit: "auto", the newest unfinished one of the same program and settings; a run
-            folder; or a checkpoint in one. The script makes the same program as before.
+        resume: the run to resume, with bit-identical results: a run folder, a checkpoint in one, or "auto" for the
+            newest unfinished run with the same program and settings. The script has to make the same program as before.
         **settings: keys of a recipe's `runner`, such as `log_every=10`, `early_stopping_patience=5`, `report=False`, or
-            `callbacks=[...]` with Lightning's; `objective_mode="max"` or "min", for a metric of yours; `name`, without
-            which a run is called as the script; and `seed`, of what the run itself draws on several ranks: parameters,
-            batches and dropout have their seeds already.
+            `callbacks=[...]` with callbacks of Lightning; `objective_mode="max"` or "min", for your own metrics; `name`
+            of the run, by default that of the script; and `seed`, for random numbers that the run itself draws on
+            several ranks (parameters, batches and dropout have been seeded by the script).
 
     Returns:
-        Metrics, run folder, checkpoint and objective, as `mlotool.run`.
+        Metrics, run folder, checkpoint and objective, as from `mlotool.run`.
 
     Raises:
-        ConfigError: an argument is wrong, or a loss or a metric cannot work; nothing has been written.
-        RunError: the run failed, e.g. NonFiniteLossError; last.ckpt in the run folder holds a good state from before.
+        ConfigError: an argument is wrong, or a loss or metric fails when it is first evaluated; nothing has been
+            written.
+        RunError: the run failed, for example with NonFiniteLossError; last.ckpt in the run folder holds a good state
+            from before the failure.
         Interrupted: a KeyboardInterrupt after Ctrl-C or SIGTERM, once last.ckpt and summary.json are written.
 
     Example::
@@ -75,7 +78,9 @@ def fit(
     given = {"ticks": ticks, "evaluate": evaluate, "objective": objective, "logger": logger}
     config, built, warned = built_from(program, data, {**given, **settings})
     if data is not None and evaluate is None:
-        warned.append("fit.data: found it without evaluate, so that nothing reads it. Add evaluate, or leave it out.")
+        warned.append(
+            "fit.data: found data without evaluate, so that nothing uses it. Add evaluate, or leave data out."
+        )
     is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     for text in warned if is_first else ():
         warnings.warn(text, stacklevel=2)

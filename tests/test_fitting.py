@@ -112,7 +112,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"log_every": 0}, "runner.log_every: found 0; expected a whole number of at least 1"),
     (
         {"max_ticks": 3},
-        "fit.max_ticks: found it as an argument; expected it elsewhere. Write mlotool.fit(program, ticks",
+        "fit.max_ticks: mlotool.fit does not take this argument. Write mlotool.fit(program, ticks",
     ),
     ({"devices": 2}, "python -m torch.distributed.run --nproc-per-node 2 SCRIPT"),
     ({"evaluate": ["val"]}, "fit.evaluate: found ['val']; expected a mapping with the keys of a recipe's evaluate"),
@@ -139,5 +139,5 @@ def test_a_mistake_is_said_in_the_words_of_a_recipe(given: dict[str, Any], said:
 
 
 def test_data_that_nothing_reads_warn() -> None:
-    with pytest.warns(UserWarning, match=r"fit.data: found it without evaluate"):
+    with pytest.warns(UserWarning, match=r"fit.data: found data without evaluate"):
         mlotool.fit(pair(), 1, data={"val": [1]}, checkpoint=False, **SILENT)

@@ -1,19 +1,19 @@
-"""Declarative multilevel optimization: a YAML recipe in, a trained run folder out.
+"""Bilevel and multilevel optimization: train a YAML recipe, and write a run folder.
 
-usage: mlotool VERB [arguments]
+usage: mlotool COMMAND [arguments]
 
-verbs:
+commands:
 {verbs}
 
-options (of every verb):
-  -h, --help   what a verb does and accepts
+options (of every command):
+  -h, --help   what a command does and accepts
   --debug      show the traceback of an error
   --version    the version
 
 examples:
   mlotool run mwn                                          train a built-in recipe
   mlotool run mwn hypergradient=cg seed=1                  with other settings
-  mlotool run -m mwn seed=0,1,2                            a sweep, one folder a job
+  mlotool run -m mwn seed=0,1,2                            a sweep, one folder per job
   mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
   mlotool new mypackage                                    your own code
 

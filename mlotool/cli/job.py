@@ -168,7 +168,7 @@ def write_report(config: Any, run_dir: Path) -> None:
     try:
         write(run_dir)
     except KeyboardInterrupt:
-        say(f"the run has ended, and only its page is not written yet: mlotool report {nearby(run_dir)}")
+        say(f"the run has finished, but its page was not written. Write it with: mlotool report {nearby(run_dir)}")
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
@@ -206,7 +206,7 @@ def show_result(config: Any, result: "RunResult") -> None:
     report = result.output_dir / RunFolder.PAGE
     written = report if report.is_file() else None
     if config.baseline == "fixed":
-        rows["control"] = "baseline=fixed: the problems above took no step, at a neutral value"
+        rows["control"] = "baseline=fixed: the upper problems took no steps; their outputs were held at neutral values"
     for name, path in (("run folder", result.output_dir), ("checkpoint", result.checkpoint), ("report", written)):
         if path is not None:
             rows[name] = nearby(path)

@@ -20,21 +20,21 @@ from mlotool.folders.files import cannot_write
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {
-    "run": "train what a recipe describes; all of Hydra: overrides, -m, --cfg job",
-    "list": "the recipes there are, with a line each; also ls",
-    "show": "what a recipe sets (--all: and the defaults), and its graph",
+    "run": "train a recipe, with all of Hydra: overrides, -m, --cfg job",
+    "list": "list the recipes, one line each; also ls",
+    "show": "show what a recipe sets (--all: with the defaults), and its graph",
     "validate": "check a recipe without running it",
-    "runs": "the runs below a folder, with objective, ticks and time",
-    "compare": "what differs between runs: settings, metrics, curves",
-    "export": "a finished run's model as safetensors, with its config and a model card",
+    "runs": "list the runs below a folder, with objective, ticks and time",
+    "compare": "compare runs: the settings that differ, metrics, curves",
+    "export": "write a run's model as safetensors, with its config and a model card",
     "trust": "remember a package of yours, so that recipes may use it without --trust",
-    "schema": "the JSON schema of a recipe, by which editors complete and check it",
+    "schema": "print the JSON schema of a recipe, with which editors complete and check it",
     "check": "measure a recipe's hypergradients against the most exact ones",
-    "copy": "take a built-in recipe as the start of one of yours; also cp",
-    "new": "a package of your own to begin with: model, loss, data, recipe, tests",
-    "evaluate": "the metrics of a finished run on any split",
-    "report": "write the page and the pictures of a finished run again",
-    "doctor": "versions, devices, folders and optional extras of this machine",
+    "copy": "copy a built-in recipe, for you to edit; also cp",
+    "new": "write a package for your own model, loss, data and recipe, with tests",
+    "evaluate": "evaluate a finished run on any split",
+    "report": "write the page and the figures of a finished run again",
+    "doctor": "show versions, devices, folders and optional extras of this machine",
 }
 # What users of other tools type.
 ALIASES = {"ls": "list", "cp": "copy"}
@@ -84,7 +84,11 @@ def _ended(words: list[str], *, debug: bool) -> int:
         # argparse, after --help; or code of the user's, which has not finished a run so.
         if isinstance(error, SystemExit) and not text:
             return error.code if isinstance(error.code, int) else EXIT_FAILURE
-        more = "" if text or debug else "\nThis was not foreseen; the same command with --debug shows where it was."
+        more = (
+            ""
+            if text or debug
+            else ("\nThis error was not expected. Repeat the command with --debug to see where it happened.")
+        )
         _say(f"error: {text or f'{type(error).__name__}: {error}'}{more}", debug=debug)
         return getattr(error, "exit_code", EXIT_FAILURE)
 
@@ -124,9 +128,9 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in VERBS:
         word = words[0]
         if "=" in word or word.endswith((".yaml", ".yml")) or word in ("-m", "--multirun"):
-            raise ConfigError(f"Found '{word}' where a verb was expected. Write: mlotool run {word} ...")
+            raise ConfigError(f"Found '{word}' where a command was expected. Write: mlotool run {word} ...")
         names = ", ".join(VERBS)
-        raise ConfigError(f"Unknown verb '{word}'; expected one of {names}.{did_you_mean(word, VERBS)}")
+        raise ConfigError(f"Unknown command '{word}'; expected one of {names}.{did_you_mean(word, VERBS)}")
     return _call(words[0], words[1:])
 
 

@@ -49,9 +49,9 @@ def run_many(request: Request, words: list[str], trusted: list[str], flags: list
         if any(word.startswith(f"sweep.{key}=") for word in request.overrides)
     ]
     if plan.settings["method"] == "grid" and idle:
-        warn(f"sweep.{idle[0]}: found it in a grid, which ignores it. Add sweep=optuna, or leave it out.")
+        warn(f"sweep.{idle[0]}: has no effect in a grid. Add sweep=optuna, or leave it out.")
     if plan.settings["method"] == "pbt" and (unused := [key for key in idle if key in _OF_OPTUNA]):
-        warn(f"sweep.{unused[0]}: found it with sweep=pbt, which ignores it. Write sweep=optuna, or leave it out.")
+        warn(f"sweep.{unused[0]}: has no effect with sweep=pbt. Write sweep=optuna, or leave it out.")
     _warn_of_idle(plan)
     if plan.needs_processes:
         return run_sweep(plan, request, words, trusted, resume)
@@ -73,11 +73,11 @@ def _warn_of_idle(plan: SweepPlan) -> None:
     is_at_end = plan.config is not None and (plan.config.get("evaluate") or {}).get("splits", {}).get(split) == "end"
     if settings["method"] == "optuna" and settings["pruner"] != "none" and is_at_end:
         warn(
-            f"sweep.pruner: found {settings['pruner']}, which ends no trial, as {plan.objective} is evaluated at the "
-            f"end alone. Set evaluate.splits.{split} to a number of ticks, or sweep.pruner=none."
+            f"sweep.pruner: found {settings['pruner']}, which cannot end a trial early, as {plan.objective} is "
+            f"evaluated at the end only. Set evaluate.splits.{split} to a number of ticks, or sweep.pruner=none."
         )
     if settings["method"] == "pbt" and settings["fuse"] != 1:
-        warn("sweep.fuse: found it with sweep=pbt, whose members always share a process. Leave it out.")
+        warn("sweep.fuse: has no effect with sweep=pbt, whose members always share a process. Leave it out.")
 
 
 def run_here(
@@ -102,7 +102,7 @@ def run_here(
         raise job.errors[0]
     if "--multirun" in flags and job.sweep_dir is None:
         # A launcher ran the jobs in processes of its own.
-        say("`mlotool report <the sweep's folder>` makes the table of its jobs.")
+        say("`mlotool report <folder of the sweep>` makes the table of its jobs.")
     return 0
 
 
@@ -112,7 +112,7 @@ def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[SweepFolder, bool
     if is_resumed:
         say(f"going on with the sweep in {nearby(folder.path)}")
     elif resume == AUTO:
-        say("resume=auto: there is no sweep by these words that this version can go on with. A new one begins.")
+        say("resume=auto: found no sweep of this command that this version can continue. A new one begins.")
     return folder, is_resumed
 
 

@@ -36,7 +36,7 @@ class Analysis:
         function: `f(batches, **roles) -> {name: Tensor}`, its settings bound.
         roles: a problem's name by keyword of the function.
         split: of the data.
-        batch_size: samples a batch.
+        batch_size: samples per batch.
     """
 
     function: "Callable[..., Mapping[str, Tensor]]"

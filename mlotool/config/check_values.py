@@ -55,8 +55,8 @@ def name_faults(values: Values) -> Iterator[str]:
         for name, kind in itertools.product(names, others):
             if name in others[kind]:
                 yield (
-                    f"{key}.{name}: found the name of a {kind}; expected a name of its own, since metrics are logged "
-                    "as <name>/<metric>. Rename it."
+                    f"{key}.{name}: found the name of a {kind}; expected another name, since metrics are logged as "
+                    "<name>/<metric>. Rename it."
                 )
 
 
@@ -77,8 +77,8 @@ def graph_faults(values: Values) -> Iterator[str]:
         yield from str(error).splitlines()
     if values["baseline"] == "fixed" and not any(graph.upper_to_lower.values()):
         yield (
-            "baseline: found fixed, and no problem shapes another; expected one whose outputs are held. Set "
-            "baseline=null, or add graph.upper_to_lower."
+            "baseline: found fixed, but no problem shapes another; expected a problem whose outputs can be held fixed. "
+            "Set baseline=null, or add graph.upper_to_lower."
         )
     for name, node in nodes.items():
         players = set(node.roles.values())
@@ -172,7 +172,10 @@ def evaluation_faults(values: Values) -> Iterator[str]:
         )
     if values["runner"]["max_ticks"] == 0:
         if not splits and not values["analyses"]:
-            yield "runner.max_ticks: found 0 with nothing to evaluate; expected ticks. Set evaluate.splits.val=end."
+            yield (
+                "runner.max_ticks: found 0 with nothing to evaluate; expected a split to evaluate. Set "
+                "evaluate.splits.val=end."
+            )
         if source in problems:
             yield (
                 f"objective: found '{objective}' with runner.max_ticks=0; expected a metric of a split. Set "
@@ -242,8 +245,8 @@ def sweep_faults(values: Values) -> Iterator[str]:
         yield f"{key}: found null beside sweep.second_objective={second}; expected min or max. Write {key}=min."
     if second is not None and sweep["sampler"] in schema.OF_ONE_OBJECTIVE:
         yield (
-            f"sweep.sampler: found {sweep['sampler']}, which looks at one objective, beside sweep.second_objective="
-            f"{second}; expected another. Write sweep.sampler=nsga2."
+            f"sweep.sampler: found {sweep['sampler']}, which supports one objective only, with "
+            f"sweep.second_objective={second}; expected a sampler for two. Write sweep.sampler=nsga2."
         )
 
 
@@ -351,7 +354,7 @@ def _coarse(key: str, node: Values) -> str | None:
     kind = "finite differences" if node.get("product") == "finite_difference" else target
     if kind not in ("finite differences", "Penalty", "EvolutionStrategies"):
         return None
-    return f"runner.tf32: found true, while {key} compares nearby points ({kind}) of which TF32 keeps three digits."
+    return f"runner.tf32: found true, while {key} compares nearby points ({kind}), and TF32 keeps only three digits."
 
 
 def _objective_warnings(values: Values) -> Iterator[str]:

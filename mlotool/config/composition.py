@@ -56,19 +56,20 @@ def compose(
     """Compose a config with Hydra: built-in defaults, then the recipe, then the overrides.
 
     Args:
-        recipe: a recipe's name, or the path of its file; None where an override `+recipe=..` names it, or none is
-            wanted.
-        overrides: as on the command line.
-        trust: packages of yours that the recipe may name, from now on in this process; found in the working directory
-            or on the import path.
-        allow_hub: whether models and tokenizers may be named as on the Hugging Face Hub, and be fetched from there,
+        recipe: a recipe's name, or the path of its file; None if an override `+recipe=..` names the recipe, or to
+            compose a config without one.
+        overrides: `key=value` settings, as on the command line.
+        trust: names of your own packages, in the working directory or on the import path, whose code recipes may name
+            from now on in this process.
+        allow_hub: whether recipes may name models and tokenizers on the Hugging Face Hub, which are then downloaded,
             from now on in this process.
 
     Returns:
-        The config; interpolations are resolved where they are read.
+        The config; interpolations (`${...}`) are resolved when a value is read.
 
     Raises:
-        ConfigError: it cannot be composed, or there is no such package. `check` finds what is wrong with its values.
+        ConfigError: the config cannot be composed, or there is no such package. The values are checked later, by
+            `mlotool.run`.
 
     Example:
         >>> compose("mwn", ["hypergradient=cg", "seed=1"]).seed

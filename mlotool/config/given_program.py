@@ -100,7 +100,7 @@ def _checked(described: Mapping[str, Any]) -> tuple[DictConfig, list[str]]:
 def _check_runner(runner: Mapping[str, Any]) -> None:
     for key in runner:
         if key in _ELSEWHERE:
-            raise ConfigError(f"fit.{key}: found it as an argument; expected it elsewhere. {_ELSEWHERE[key]}")
+            raise ConfigError(f"fit.{key}: mlotool.fit does not take this argument. {_ELSEWHERE[key]}")
         if key not in RUNNER_KEYS:
             hint = did_you_mean(key, (*_ARGUMENTS, *RUNNER_KEYS))
             raise ConfigError(

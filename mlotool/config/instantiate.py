@@ -168,8 +168,9 @@ def grouped(key: str, groups: Sequence[Node], parameters: Mapping[str, Any]) -> 
         names = [name for name in rest if any(fnmatchcase(name, pattern) for pattern in _patterns(group))]
         if not names:
             raise ConfigError(
-                f"{key}[{index}].match: found {group['match']!r}, which no parameter that is left has; expected a "
-                f"pattern for some of {', '.join(parameters)}. Correct the pattern, or remove the group."
+                f"{key}[{index}].match: found {group['match']!r}, which matches no parameter that is not in an earlier "
+                f"group; expected a pattern for some of {', '.join(parameters)}. Correct the pattern, or remove the "
+                "group."
             )
         settings = {name: _plain(value) for name, value in settings_of(group).items()}
         made.append({"params": [rest.pop(name) for name in names], **settings})
@@ -189,7 +190,7 @@ def group_faults(key: str, node: Node) -> Iterator[str]:
             continue
         for name in group:
             if name in learned or name in optimizer_roles(group):
-                yield f"{place}.{name}: found {group[name]!r}; expected no setting that a problem gives. Remove it."
+                yield f"{place}.{name}: found {group[name]!r}; expected no setting that a problem learns. Remove it."
 
 
 def settings_of(group: Node) -> dict[str, Any]:
@@ -207,7 +208,9 @@ def require_kind(key: str, node: Node, value: Any, kind: type) -> None:
     """Raise ConfigError if what a target has returned is not of a kind."""
     if not isinstance(value, kind):
         wanted = f"an instance of {kind.__module__}.{kind.__qualname__}"
-        raise ConfigError(f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {wanted}. Name another.")
+        raise ConfigError(
+            f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {wanted}. Name another target."
+        )
 
 
 def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:

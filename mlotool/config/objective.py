@@ -53,7 +53,7 @@ def direction_faults(values: Values) -> Iterator[str]:
     known = known_direction(values)
     if known is None and written is None:
         yield (
-            f"objective_mode: found nothing for objective={key}, of which it is not known whether larger or smaller is "
+            f"objective_mode: found null, and it is not known whether larger or smaller values of objective={key} are "
             "better; expected max or min. Set objective_mode=max if larger values are better."
         )
     elif known is not None and _written(values) not in (None, known):

@@ -130,8 +130,8 @@ def what_to_do_with_a_run(folder: Path | str) -> str:
     place = Path(nearby(str(folder)))
     recipe, overrides = place / RunFolder.RECIPE, place / RunFolder.OVERRIDES
     return (
-        f"Run the same again: mlotool run {recipe}, with the overrides in {overrides}. Go "
-        f"on with the run: the same with resume={place}. Evaluate it: mlotool evaluate {place} --split test."
+        f"To run it again: mlotool run {recipe}, with the overrides in {overrides}. To resume it: the same command "
+        f"with resume={place}. To evaluate it: mlotool evaluate {place} --split test."
     )
 
 

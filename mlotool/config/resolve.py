@@ -54,7 +54,7 @@ def resolve_config(config: Any) -> tuple[dict[str, Any], list[str]]:
 def _removed(key: str) -> str:
     kind = describe_type(key)
     value = "null" if kind.endswith("null") else ".."
-    return f"~{key}: found a key removed that every config has; expected {kind}. Write {key}={value}."
+    return f"~{key}: found the removal of a key that every config needs; expected {kind}. Write {key}={value}."
 
 
 def limit_expansion(config: DictConfig) -> None:

@@ -67,7 +67,7 @@ def finished_run(key: str, folder: Path) -> dict[str, Any]:
         ConfigError: there is no such folder, it is no run's, or the run has not finished.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{key}: found '{folder}', where no folder is; expected {EXPECTED}")
+        raise ConfigError(f"{key}: found '{folder}', which is not a folder; expected {EXPECTED}")
     run = RunFolder(folder)
     document = run.config()
     if document is None or not isinstance(document.data.get("problems"), dict):
@@ -76,8 +76,8 @@ def finished_run(key: str, folder: Path) -> dict[str, Any]:
     if status != "finished":
         found = status if status in STATUSES else "not finished"
         raise ConfigError(
-            f"{key}: found '{folder}', a run that is {found}; expected one that has finished. Go on with it first: the "
-            f"same command with resume={folder}."
+            f"{key}: found '{folder}', a run that is {found}; expected a finished run. Finish it first: repeat its "
+            f"command with resume={folder}."
         )
     return document.data
 
@@ -115,8 +115,8 @@ def load_run_config(
     if is_of_script(document.data) and not is_own and "data" in built:
         raise ConfigError(
             f"{run.path}: found a run of a script (mlotool.fit), whose modules and data no recipe describes; expected "
-            "a run of a recipe. Put its parameters into a module of the script's, mlotool.load(folder, 'problem', "
-            "into=module), and let the script evaluate, mlotool.fit(.., evaluate={.., 'splits': {'test': 'end'}})."
+            "a run of a recipe. Load its parameters in the script by mlotool.load(folder, 'problem', into=module), and "
+            "evaluate in the script by mlotool.fit(.., evaluate={.., 'splits': {'test': 'end'}})."
         )
     for key, value in leaves(document.data):
         if isinstance(value, str) and "${" in value:
@@ -144,8 +144,8 @@ def _faults(data: dict[Any, Any], said: dict[str, Any], built: Sequence[str]) ->
             what = "a path below the working folder" if fault else "nothing that downloads, unpickles or chooses files"
             text = str(value).lower() if isinstance(value, bool) else value
             yield (
-                f"{key}: found {value!r}; expected {what}, since a run folder may be anybody's. If it is as you want "
-                f"it, say so: {key}={text} behind the run folder (Python: overrides=['{key}={text}'])."
+                f"{key}: found {value!r}; expected {what}, since a run folder may be anybody's. If you do want this "
+                f"value, write {key}={text} after the run folder (Python: overrides=['{key}={text}'])."
             )
 
 
@@ -347,8 +347,8 @@ def _check_decision(file: Path, name: object, value: object) -> None:
     # Before it becomes part of a config, where a text may be a reference.
     if not (isinstance(name, str) and _NAME.fullmatch(name) and _is_value(value)):
         raise ConfigError(
-            f"decisions: found {shown(name)}: {shown(value)} in {file}; expected names of a-z, 0-9 and '_', and such "
-            "or whole numbers as values. Write the decisions by name."
+            f"decisions: found {shown(name)}: {shown(value)} in {file}; expected names of a-z, 0-9 and '_', with such "
+            "names or whole numbers as values. Write the decisions by name."
         )
 
 
@@ -380,6 +380,10 @@ def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"decisions: found the name {shown(name)}; expected a-z, 0-9 and '_', but not seed. {listed}"
         # Anything but a plain value has a fault of its own.
         elif isinstance(value, list | dict | str | bool | float | NoneType) and not _is_value(value):
-            quotes = " YAML reads yes, no, on and off so: write quotes around them." if isinstance(value, bool) else ""
+            quotes = (
+                (" YAML reads yes, no, on and off as true or false: put quotes around them.")
+                if isinstance(value, bool)
+                else ""
+            )
             wanted = "the name of a candidate, of a-z, 0-9 and '_', or a whole number"
             yield f"decisions.{name}: found {shown(value)}; expected {wanted}.{quotes} {listed}"

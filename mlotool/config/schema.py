@@ -130,14 +130,15 @@ class StreamConfig:
     """Batches of one split, without end.
 
     Args:
-        split: Of the data: train, meta, val or test, where they have it.
-        batch_size: Samples of a batch, of all ranks together; null: as the DataLoader of the split, or 100.
-        shuffle: Whether each pass takes the samples in another order; null: as the DataLoader of the split, or true.
-        drop_last: Whether a last batch that is smaller than the others is left out; null: as the DataLoader of the
-            split, or true.
-        num_workers: Processes that load batches ahead; 0 loads them in the run's own; null: as the DataLoader of the
-            split, or 0.
-        repeat: How many steps a batch stays the same.
+        split: The split of the data that the batches come from: train, meta, val or test, or another one that the data
+            has.
+        batch_size: Number of samples in a batch, over all processes; null: that of the split's DataLoader, or 100.
+        shuffle: Whether each epoch has a new order of the samples; null: as in the split's DataLoader, or true.
+        drop_last: Whether the last batch of an epoch is left out if it is smaller than the others; null: as in the
+            split's DataLoader, or true.
+        num_workers: Number of processes that load batches ahead; 0 loads them in the run's own process; null: as in the
+            split's DataLoader, or 0.
+        repeat: How many steps in a row use the same batch.
     """
 
     split: str = MISSING
@@ -150,25 +151,30 @@ class StreamConfig:
 
 @partial(schema, settings=ProblemSettings, without=("optimizer_roles",))
 class ProblemConfig:
-    """One problem: `min over theta of C(theta; U, L; D)`; what else it takes are the fields of `ProblemSettings`.
+    """One problem, `min over theta of C(theta; U, L; D)`; its other keys are the fields of `ProblemSettings`.
 
     Args:
-        module: What is trained: an option of conf/model/, or a node with a `_target_` that makes an `nn.Module`.
-        loss: A function `(batch, *, role, ..)` that returns a number; `roles` says which problem plays which keyword.
-            null is for a LightningModule: its `training_step` is the loss.
-        stream: Batches of one split, without end; null where the loss needs no batch, or `same_batch_as` gives one.
-        same_batch_as: A problem whose batch of the same step this one takes, in place of a stream.
+        module: The module that is trained: an option of conf/model/, or a node with a `_target_` that makes an
+            `nn.Module`.
+        loss: A function `(batch, *, role, ..)` that returns a number; `roles` says which problem's module each keyword
+            receives. null: the module is a LightningModule, and its `training_step` is the loss.
+        stream: The batches of this problem, from one split; null if the loss needs no batch, or if `same_batch_as` is
+            set.
+        same_batch_as: The name of a problem whose last batch this problem uses, in place of a `stream`.
         optimizer: A node of any `torch.optim` class, or an option of conf/optimizer/. `groups: [{match: fc.*, lr:
-            0.01}]` sets parameters apart; `lr: {problem: rate}` is learned by that problem. Without a `_target_` it is
-            that of a LightningModule's `configure_optimizers`.
-        scheduler: A node of any `torch.optim.lr_scheduler` class; null: the rate stays.
-        hypergradient: How gradients pass through the solution of this problem; null: the root's `hypergradient`.
-        precision: fp32, bf16 or fp16 around this problem's loss; null: `runner.precision`.
-        channels_last: Whether images lie in memory with their channels last, which convolutions on GPUs like.
-        neutral: The value that `baseline=fixed` holds the outputs of this problem's module at, such as 1.0 for weights;
-            null: what the module itself declares.
-        parallel: How this problem's own steps pass through its layers in parallel: an option of conf/parallel/, or
-            null.
+            0.01}]` gives the parameters whose names match settings of their own; `lr: {problem: rate}` is a learning
+            rate that the problem `rate` learns. Without a `_target_`, it is the optimizer that a LightningModule's
+            `configure_optimizers` returns.
+        scheduler: A node of any `torch.optim.lr_scheduler` class; null: the learning rate does not change.
+        hypergradient: How gradients pass through the solution of this problem; null: as the top-level key
+            `hypergradient` says.
+        precision: Precision in which this problem's loss is computed: fp32, bf16 or fp16; null: `runner.precision`.
+        channels_last: Whether images are stored with their channels last (channels-last memory format), which is often
+            faster for convolutions on GPUs.
+        neutral: The value at which `baseline=fixed` holds the outputs of this problem's module, such as 1.0 for
+            weights; null: the value that the module's class declares.
+        parallel: How this problem's training steps compute the layers of the module in parallel: an option of
+            conf/parallel/; null: one layer after the other.
     """
 
     module: Annotated[Any, Kind("module")] = MISSING
@@ -186,11 +192,13 @@ class ProblemConfig:
 
 @schema
 class GraphConfig:
-    """Who shapes whom, and who reads whose solution.
+    """Which problem shapes which, and which problem reads whose solution.
 
     Args:
-        upper_to_lower: By upper problem, those whose loss, start or optimizer uses its parameters.
-        lower_to_upper: By lower problem, those whose loss uses what it has learned.
+        upper_to_lower: For each upper problem, a list of the lower problems that it shapes: their loss, initialization
+            or optimizer uses its parameters.
+        lower_to_upper: For each lower problem, a list of the upper problems that read it: their loss uses the trained
+            lower module.
     """
 
     upper_to_lower: dict[str, list[str]] = field(default_factory=dict)
@@ -199,20 +207,21 @@ class GraphConfig:
 
 @schema
 class EvaluateConfig:
-    """Metrics of one problem's module over whole splits; a split's value is the ticks between evaluations, or end.
+    """How a problem's module is evaluated on whole splits.
 
-    What `arguments` names is given to the module beside a batch's input: by argument, what another problem's module
-    returns, `architecture`, or what a method of it returns, `architecture.found`.
+    The module is called with a batch's input and with `arguments`. Each of them names another problem, whose module's
+    output is passed on (`architecture`), or one of its methods (`architecture.found`).
 
     Args:
-        problem: Whose module is measured.
-        arguments: Further arguments of the module: by name, what another problem's module returns.
+        problem: The name of the problem whose module is evaluated.
+        arguments: Further arguments of the module. For each name, a problem, whose module is called and its output
+            passed on (`architecture`), or a method of its module (`architecture.found`).
         metrics: Names of known metrics, or nodes with a `_target_` of your own.
-        splits: By split, the ticks between two evaluations, or `end`: once, of the best checkpoint and of the last
-            tick.
-        batch_size: Samples that are evaluated at once.
-        recalibrate: Batches that BatchNorm's running statistics are collected from before each evaluation; null: as
-            training leaves them.
+        splits: For each split, the number of ticks between two evaluations; or `end`, which evaluates the best
+            checkpoint and the last tick when the run ends.
+        batch_size: Number of samples that are evaluated at once.
+        recalibrate: Number of batches from which BatchNorm's running statistics are collected anew before each
+            evaluation; null: evaluate with the statistics of training.
     """
 
     problem: str = MISSING
@@ -228,10 +237,11 @@ class TrainerConfig:
     """Settings of Lightning's Trainer that no other key decides.
 
     Args:
-        profiler: simple, advanced or pytorch: how long the parts of the Trainer's loop take; null: none.
+        profiler: Lightning's profiler of the Trainer's loop: simple, advanced or pytorch; null: none.
         enable_model_summary: Whether the terminal shows the modules and their sizes.
-        log_every_n_steps: Chunks of ticks between two values of callbacks such as LearningRateMonitor.
-        detect_anomaly: Whether a backward pass that makes NaN tells which operation did; much slower.
+        log_every_n_steps: Number of chunks (`ticks_per_chunk`) between two values that callbacks such as
+            LearningRateMonitor log.
+        detect_anomaly: Whether an error names the operation that produces NaN in a backward pass; much slower.
     """
 
     profiler: Literal["simple", "advanced", "pytorch"] | None = None
@@ -242,35 +252,37 @@ class TrainerConfig:
 
 @schema
 class RunnerConfig:
-    """How long and on what a run trains.
+    """How long a run trains, on which devices, and what it writes.
 
     Args:
-        max_ticks: Length of the run. A tick is one step of every problem that reads no other, and of all that this
-            completes; 0 evaluates alone.
-        ticks_per_chunk: Ticks that are one batch to Lightning's Trainer.
-        log_every: Ticks between two rows of metrics.csv; each is the mean over them.
-        accelerator: cpu, gpu, or auto: a GPU where torch sees one.
-        devices: Processes that share each batch: GPUs, or on the CPU any number; `auto`: every GPU.
+        max_ticks: Length of the run. A tick is one optimizer step of each lowest-level problem, and of the problems
+            above that are due then. 0 only evaluates.
+        ticks_per_chunk: Number of ticks that Lightning's Trainer, and its callbacks, see as one batch.
+        log_every: Number of ticks between two rows of metrics.csv; a row has the means over these ticks.
+        accelerator: cpu, gpu, or auto: a GPU if torch finds one, else the CPU.
+        devices: Number of processes that share each batch: one per GPU, or any number on the CPU; `auto`: all GPUs.
         precision: fp32, bf16 or fp16: autocast around each problem's loss, unless `problems.<name>.precision` says
             otherwise. Finite differences and solvers stay in fp32.
-        tf32: On a GPU, whether products of fp32 may be taken in TF32: faster, with three digits. Finite differences
-            want fp32.
-        trace: Whether the steps of a tick run as one traced program. `true`: from the second step on. `auto`: from a
-            problem's 2,000th step, where no code of yours takes part. `inductor`: it is also compiled. `cuda_graph`: on
-            a GPU, it is launched at once. `false`: never.
-        deterministic: Whether torch is told to use deterministic algorithms alone.
-        num_threads: Of torch on the CPU; null: torch's choice.
+        tf32: On a GPU, whether fp32 matrix products may be computed in TF32, which is faster and has about three
+            digits. Hypergradients by finite differences need fp32.
+        trace: Whether the steps of a tick are recorded once and then run as one program of tensor operations (a trace).
+            `true`: from the second step on. `auto`: from a problem's 2,000th step on, unless your own code takes part.
+            `inductor`: as `true`, and compiled. `cuda_graph`: as `true`, with all operations launched at once on a GPU.
+            `false`: never.
+        deterministic: Whether torch uses only deterministic algorithms.
+        num_threads: Number of CPU threads of torch; null: torch's choice.
         checkpoint: Whether checkpoints are written: the best one by the objective, and the last one.
-        checkpoint_seconds: Seconds between two writes of the last checkpoint, at any tick; more where writing takes
-            over 1% of the time.
-        keep_checkpoints: How many of the last checkpoints stay; from 2 on those before have their tick in their name.
-        early_stopping_patience: Evaluations without a better objective after which a run ends, where nan is not better;
-            null: it does not end early.
-        progress_bar: Whether the terminal shows one.
+        checkpoint_seconds: Seconds between two writes of the last checkpoint; more if writing takes over 1% of the
+            time.
+        keep_checkpoints: How many of the last checkpoints are kept; the names of the earlier ones contain their tick.
+        early_stopping_patience: Number of evaluations without a better objective after which a run ends (nan counts as
+            not better); null: no early stopping.
+        progress_bar: Whether the terminal shows a progress bar.
         report: Whether report.html is written at the end.
-        changes: Settings of optimizers that change after a tick, as `sweep=pbt` reports them: `{500:
-            {problems.classifier.optimizer.lr: 0.01}}`.
-        callbacks: Lightning's callbacks, as nodes: `[{_target_: pytorch_lightning.callbacks.LearningRateMonitor}]`.
+        changes: Optimizer settings that change after the given ticks, in the form in which `sweep=pbt` reports them:
+            `{500: {problems.classifier.optimizer.lr: 0.01}}`.
+        callbacks: A list of Lightning's callbacks, as nodes: `[{_target_:
+            pytorch_lightning.callbacks.LearningRateMonitor}]`.
         trainer: Settings of Lightning's Trainer that no other key decides: `{profiler: simple}`.
     """
 
@@ -297,16 +309,16 @@ class RunnerConfig:
 
 @schema
 class LoggerConfig:
-    """Where numbers go beside metrics.csv.
+    """Where metrics are logged, beside metrics.csv.
 
     Args:
-        mode: Of W&B, which gets the numbers with either of two modes: offline wants neither account nor network, online
-            uploads. disabled: W&B gets nothing. null: offline with logger.wandb=true.
-        wandb: Whether W&B gets the numbers; null: if logger.mode is offline or online.
-        tensorboard: Whether TensorBoard gets them, which `pip install mlotool[tensorboard]` brings.
-        project: W&B's project.
-        loggers: Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]`.
-            Those that may upload are named on the command line, not in a recipe.
+        mode: The mode of Weights & Biases (W&B): offline, which needs neither account nor network; online, which
+            uploads; or disabled, which logs nothing to W&B. null: offline with logger.wandb=true, else disabled.
+        wandb: Whether metrics are logged to W&B; null: if logger.mode is offline or online.
+        tensorboard: Whether metrics are logged to TensorBoard (`pip install mlotool[tensorboard]`).
+        project: The project in W&B.
+        loggers: A list of Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir:
+            logs}]`. Loggers that may upload are allowed on the command line only, not in a recipe.
     """
 
     mode: Literal["offline", "online", "disabled"] | None = None
@@ -328,13 +340,14 @@ def wandb_mode(mode: str | None, wandb: bool | None) -> str | None:
 
 @schema
 class DebugConfig:
-    """Limits that win over what a recipe says.
+    """Limits for a quick test, which take precedence over a recipe's own values.
 
     Args:
         limit_ticks: The most ticks of a run; null: no limit.
-        limit_samples: The most samples of each split.
-        limit_warmup_steps: The most warm-up steps of each problem, so that those above it step too.
-        limit_unroll_steps: The most steps between two upper ones.
+        limit_samples: The most samples of each split; null: no limit.
+        limit_warmup_steps: The most warm-up steps of each problem, so that the problems above it step too; null: no
+            limit.
+        limit_unroll_steps: The most `unroll_steps` of each problem; null: no limit.
     """
 
     limit_ticks: Count | None = None
@@ -345,14 +358,15 @@ class DebugConfig:
 
 @schema
 class PbtConfig:
-    """How the members of `sweep=pbt` exchange their states.
+    """How the members of population based training (`sweep=pbt`) exchange their states.
 
     Args:
-        interval: Ticks between two exchanges, a multiple of those between two evaluations of the objective; null: a
-            tenth of the run.
-        fraction: Of the members, the worst ones, which go on from the state of one of as many best ones.
-        resample: With which probability each setting of such a member is drawn anew.
-        factor: By which it is multiplied or divided else.
+        interval: Number of ticks between two exchanges, a multiple of the ticks between two evaluations of the
+            objective; null: a tenth of the run.
+        fraction: Fraction of the members that are replaced: the worst members continue from the state of one of the
+            best, of which there are as many.
+        resample: Probability with which each setting of a replaced member is drawn anew from its range.
+        factor: Factor by which a setting that is not drawn anew is multiplied or divided.
     """
 
     interval: Count | None = None
@@ -363,38 +377,40 @@ class PbtConfig:
 
 @schema
 class SweepConfig:
-    """How `mlotool run -m` goes through its jobs.
+    """Which jobs `mlotool run -m` runs, and how.
 
     Args:
         method: `grid`: every combination; `optuna`: trials that learn from those before; `pbt`: population based
             training, whose jobs train at the same time and copy each other.
-        params: Keys with their choices, or for `optuna` ranges, written as on the command line: `{seed: '0,1,2'}`.
-        fuse: Jobs that train in one process, as one program where they can; auto: up to 32.
-        workers: Jobs at a time; from 2 on, each in a process of its own.
-        devices: GPUs that workers take in turn, `[0, 1]`; null: all that the machine shows.
+        params: The keys that vary, each with its choices (or ranges, for `optuna`), written as on the command line:
+            `{seed: '0,1,2'}`.
+        fuse: How many jobs train in one process, as one vectorized program if possible; auto: up to 32.
+        workers: How many jobs run at the same time; from 2 on, each in its own process.
+        devices: The GPUs that workers use in turn, such as `[0, 1]`; null: all GPUs of the machine.
         jobs_per_device: How many jobs may share a GPU.
         launcher: Where jobs run: local, slurm (`pip install mlotool[slurm]`) or ray (`pip install mlotool[ray]`).
-        launcher_options: Of the launcher: submitit's parameters, or those of `ray.remote`. `{cluster: local}` tries
-            SLURM's on this machine.
-        num_trials: Settings that a search tries, or members of `pbt`. Failed, pruned and infeasible ones count, points
-            that are drawn again do not. With a larger number, `resume=auto` goes on with a sweep that has ended.
-        repeats: Jobs of each setting, with seeds one after the other; a search looks at their mean.
-        recipe_first: Whether a search begins with the recipe's own values, as far as they are in the ranges, and with
-            the first candidates of model spaces.
-        first: Settings that a search tries next, by key: `[{problems.classifier.optimizer.lr: 0.03}]`.
-        second_objective: A second metric that each job logs at its end, or `<problem>/num_parameters`: the search then
-            looks for the settings that no other beats in both (`sampler: nsga2`).
-        second_objective_mode: max or min, of the second metric.
-        seed: Of the search.
-        sampler: How a search chooses the next setting. evolution, reinforce and predictor are mlotool's own, all others
-            Optuna's.
-        sampler_options: What the sampler's class takes: `{n_startup_trials: 5}` of tpe, `{population_size: 20}` of
+        launcher_options: Options of the launcher: submitit's parameters, or those of `ray.remote`. `{cluster: local}`
+            tries out the slurm launcher on this machine.
+        num_trials: How many settings a search tries, or how many members `pbt` has. Failed, pruned and infeasible
+            trials count; settings that are drawn a second time do not. With a larger number, `resume=auto` continues a
+            sweep that has ended.
+        repeats: How many jobs each setting of a search has, with consecutive seeds; the search uses their mean.
+        recipe_first: Whether the first trial of a search has the recipe's own values, as far as they are in the ranges,
+            and the first candidates of model spaces.
+        first: A list of settings that a search tries next: `[{problems.classifier.optimizer.lr: 0.03}]`.
+        second_objective: A second metric that each job logs at its end, or `<problem>/num_parameters`. The search then
+            looks for settings that no other setting beats in both, the Pareto front (`sampler: nsga2`).
+        second_objective_mode: Whether the second objective is better if larger (max) or smaller (min).
+        seed: Seed of the search.
+        sampler: How a search chooses the next setting. evolution, reinforce and predictor are samplers of mlotool, all
+            others of Optuna.
+        sampler_options: Arguments of the sampler's class: `{n_startup_trials: 5}` for tpe, `{population_size: 20}` for
             evolution.
-        pruner: What ends a trial early. Of noisy trials it ends good ones, too.
-        pruner_options: What the pruner's class takes: `{n_startup_trials: 10}` of median.
-        pbt: How the members of `method: pbt` exchange their states.
-        storage: Where the search keeps its trials, an address of Optuna's: `postgresql://..` where jobs run on several
-            machines; null: study.db in the sweep's folder.
+        pruner: The rule that ends bad trials early. If results are noisy, it ends some good trials too.
+        pruner_options: Arguments of the pruner's class: `{n_startup_trials: 10}` for median.
+        pbt: How the members of population based training exchange their states (`method: pbt`).
+        storage: Where the search stores its trials, as a storage URL of Optuna, such as `postgresql://..` if jobs run
+            on several machines; null: study.db in the sweep's folder.
     """
 
     method: Literal["grid", "optuna", "pbt"] = "grid"
@@ -422,37 +438,42 @@ class SweepConfig:
 
 @schema
 class Config:
-    """The root.
+    """The top-level keys of a config.
 
     Args:
-        name: Of the run: the folder below outputs/, and the run's name in W&B.
-        seed: Of everything that is drawn: splits, noise, parameters, the order of samples. Two runs with one seed are
-            equal bit by bit on one machine.
-        resume: What to go on with, bit by bit. `auto`: the newest unfinished run with the same config; where there is
-            none, a new run begins. A run's folder, or a checkpoint in it: that run.
-        inherit: A finished run's folder, or a checkpoint in it, whose parameters the problems of the same names start
-            from. Names and shapes of parameters have to be equal; a model of a shared space takes its part of that
-            space. The run begins at tick 0.
+        name: Name of the run: of its folder below outputs/, and in W&B.
+        seed: Seed of all random numbers: splits, noise, parameters, the order of samples. Two runs with equal seeds on
+            the same machine are bit-identical.
+        resume: The run to resume, with bit-identical results: a run folder, or a checkpoint in it; or `auto`, the
+            newest unfinished run with the same config (a new run, if there is none).
+        inherit: The folder of a finished run, or a checkpoint in it, from whose parameters the problems of the same
+            names start. Names and shapes of the parameters have to be equal; a model of a shared space takes its part
+            of the space's parameters. The run begins at tick 0.
         data: An option of conf/data/, or a node with a `_target_` of your own: an object with `split(name)`.
-        baseline: `fixed`: a control. Problems that shape others take no steps, and their modules' outputs are held at a
-            neutral value: weights at 1, labels as given, hyperparameters where they begin. null: all problems train.
-        hypergradient: An option of conf/hypergradient/, or a node: how gradients pass through solutions, for every
-            problem that has none of its own.
+        baseline: `fixed`: a control run. Problems that shape others take no steps, and their outputs are held at
+            neutral values: weights at 1, labels as given, hyperparameters at their initial values. null: all problems
+            train.
+        hypergradient: How gradients pass through solutions: an option of conf/hypergradient/, or a node. For all
+            problems that do not set their own `hypergradient`.
         problems: The optimization problems, by name.
-        graph: Who shapes whom, and who reads whose solution. A recipe of one problem has none.
-        evaluate: What is measured over whole splits; null: nothing.
-        decisions: Choices of a model space, by name, in place of the first choice of each; or the folder of a run or a
-            sweep, whose choices are taken.
-        decisions_from: The folder of a finished run, or of a sweep, whose learned or searched choices are taken;
-            `decisions=FOLDER` says the same.
-        analyses: Functions that look at the trained problems when a run ends; their results are in metrics.csv and on
-            the page of the run.
-        objective: The metric by which the best checkpoint, sweeps and early stopping choose: split/metric.
-        objective_mode: `max` or `min`. Known metrics have a direction of their own; a metric of yours wants it.
-        runner: How long and on what a run trains; conf/runner/ has options.
-        logger: Where numbers go beside metrics.csv; conf/logger/ has options.
-        debug: Limits that win over what a recipe says; `debug=fast` is a rehearsal of seconds.
-        sweep: How `mlotool run -m` goes through its jobs; conf/sweep/ has options.
+        graph: Which problem shapes which, and which problem reads whose solution. A recipe with one problem has no
+            graph.
+        evaluate: How the trained module is evaluated on whole splits; null: not at all.
+        decisions: Values of a model space's decisions, by name; a decision that is not named takes its first candidate.
+            Or the folder of a run or a sweep, whose decisions are used.
+        decisions_from: The folder of a finished run, or of a sweep, whose learned or searched decisions are used;
+            `decisions=FOLDER` does the same.
+        analyses: Functions that analyze the trained problems when a run ends; their results are written to metrics.csv
+            and to the report.
+        objective: The metric, as split/metric, that decides on the best checkpoint, on early stopping and on the best
+            job of a sweep.
+        objective_mode: Whether the objective is better if larger (`max`) or smaller (`min`). Needed for your own
+            metrics only.
+        runner: How long a run trains, on which devices, and what it writes; conf/runner/ has options.
+        logger: Where metrics are logged, beside metrics.csv; conf/logger/ has options.
+        debug: Limits for a quick test, which take precedence over a recipe's own values; `debug=fast` runs for a few
+            seconds.
+        sweep: Which jobs `mlotool run -m` runs, and how; conf/sweep/ has options.
     """
 
     name: str = "unnamed"

@@ -276,7 +276,9 @@ class LoaderData:
         self._module = module
         self.splits = tuple(name for name in ("train", "val", "test") if _makes(module, f"{name}_dataloader"))
         if not self.splits:
-            raise ConfigError(f"data: {named(module)} makes no loader; expected train_dataloader. Add it.")
+            raise ConfigError(
+                f"data: {named(module)} has no method that makes a loader; expected train_dataloader. Add it."
+            )
         with user_code(ConfigError), noted(lambda: Call("data", module, {}, "that its data are ready", "Correct it.")):
             if hasattr(module, "prepare_data"):
                 module.prepare_data()

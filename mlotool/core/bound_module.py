@@ -49,8 +49,9 @@ def lazy_copy(tensor: Tensor) -> Tensor:
 
 
 _NO_METHOD = (
-    "found '{name}' of a role; expected a call of it, or of a method of {kind}, as a role is the module at other "
-    "parameters. Write role(x), role.method('name', x), or dict(role.named_parameters())['{name}']."
+    "found the attribute '{name}' of a role; expected a call of the role, or of a method of {kind}, since a role is "
+    "the module with other parameters. Write role(x), role.method('name', x), or "
+    "dict(role.named_parameters())['{name}']."
 )
 
 # A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
@@ -128,7 +129,7 @@ class Slots:
         self.has_buffers = bool(self._buffers)
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Put one tensor a name into the slots, of which nothing is checked; return what `put_back` takes."""
+        """Put one tensor per name into the slots, of which nothing is checked; return what `put_back` takes."""
         before = []
         for holder, name, place in self._slots:
             before.append(holder[name])
@@ -142,7 +143,7 @@ class Slots:
 
     @contextmanager
     def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Have one tensor a name in the slots for a while."""
+        """Have one tensor per name in the slots for a while."""
         _check_count(tensors, self.names)
         before = self.put(tensors)
         try:
@@ -234,16 +235,16 @@ class AbstractEvaluation(ABC):
 
 
 class BoundModule:
-    """A module bound to given parameters; a loss receives one for each of its roles.
+    """A problem's module, called with given parameters; a loss receives one for each of its roles.
 
-    Without `parameters` it is the module as it stands: its own parameters, and buffers that move. With them it
-    is a pure function: the given tensors take the parameters' places, and the buffers are a throw-away copy, so
-    BatchNorm normalises by the batch in train mode but its running statistics stay.
+    Without `parameters`, a call runs the module with its own parameters, and may update its buffers. With `parameters`,
+    it is a pure function of these tensors: buffers are updated in a temporary copy only. So BatchNorm in train mode
+    normalizes by the batch, but its running statistics do not change.
 
     Args:
         module: the problem's module.
-        parameters: tensors by parameter name, or None for the module's own. Names that are left out
-            (frozen parameters) keep the module's.
+        parameters: tensors by parameter name, of the parameters' shapes; None takes the module's own. A parameter that
+            is left out, such as a frozen one, keeps the module's tensor.
         training: train or eval mode for this role; None leaves the module's mode.
 
     Raises:
@@ -309,13 +310,13 @@ class BoundModule:
         raise AttributeError(_NO_METHOD.format(name=name, kind=getattr(kind, "__name__", "the module")))
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run another method of the module, `name`, with the bound parameters."""
+        """Call the module's method `name` with the bound parameters."""
         whole = self._call
         call = whole.method(name) if isinstance(whole, AbstractEvaluation) else getattr(self._module, name)
         return self._run(call, args, kwargs)
 
     def at(self, parameters: Mapping[str, Tensor]) -> "BoundModule":
-        """Return the same module at other parameters, by name; those left out stay as they are."""
+        """Return the same module with other parameters, given by name; those that are left out stay as they are."""
         bound = dict(zip(self._slots.names, self._tensors, strict=True)) if self._slots and self._tensors else {}
         other = BoundModule(self._module, {**bound, **parameters}, training=self._training)
         if isinstance(self._call, AbstractEvaluation):
@@ -323,19 +324,19 @@ class BoundModule:
         return other
 
     def given(self, **arguments: Any) -> "BoundModule":
-        """Return the same module, each call of which has these arguments too."""
+        """Return the same module, with arguments that are added to each call."""
         bound = copy(self)
         bound._call = partial(self._call, **arguments)
         return bound
 
     @property
     def logs(self) -> bool:
-        """Whether its calls may log values, as those of a LightningModule do."""
+        """Whether calls may log values, as those of a LightningModule do."""
         # Asked in each evaluation: an instance check of an abstract class takes ten times as long.
         return getattr(type(self._call), "logs_values", False) is True
 
     def batch_statistics(self) -> str | None:
-        """Return the name of a layer that would normalise over the batch in this role's mode; None where none would."""
+        """Return the name of a layer that normalizes over the batch in this role's mode; None if there is none."""
         for name, layer in self._module.named_modules():
             is_training = layer.training if self._training is None else self._training
             # Without running statistics it does so in either mode.
@@ -344,17 +345,17 @@ class BoundModule:
         return None
 
     def watched(self, see: Callable[[str, Any], Any]) -> "BoundModule":
-        """Return the same module, of which each call returns what `see` makes of its output.
+        """Return the same module, whose outputs are replaced by what `see` returns for them.
 
         Args:
-            see: takes the name of the method, "" for a call of the module itself, and what it returned.
+            see: a function of the method's name ("" for a call of the module itself) and of the output.
         """
         bound = copy(self)
         bound._call = _Watched(self._module, self._call, see)
         return bound
 
     def moved_buffer(self) -> str | None:
-        """Return the name of a buffer of which calls have moved the copy; None where none has."""
+        """Return the name of a buffer whose temporary copy was changed by a call; None if there is none."""
         if self._slots is None or not self._buffers:
             return None
         pairs = zip(self._module.named_buffers(), self._buffers, strict=True)

@@ -5,13 +5,24 @@ from pathlib import Path
 
 
 class MlotoolError(Exception):
-    """Base of all errors that mlotool raises for its user; the CLI prints them without a traceback."""
+    """Base class of all errors that mlotool raises for its users; the command line prints them without a traceback.
+
+    Attributes:
+        exit_code: exit code of the command line, 1 or 2.
+
+    Example::
+
+        try:
+            result = mlotool.run(mlotool.compose("mwn", ["seed=1"]))
+        except mlotool.MlotoolError as error:
+            print(error)
+    """
 
     exit_code = 1
 
 
 class ConfigError(MlotoolError, ValueError):
-    """The configuration, a recipe or a command line is wrong; nothing has been run (exit code 2)."""
+    """A configuration, a recipe or a command line is wrong; nothing has been run (exit code 2)."""
 
     exit_code = 2
 
@@ -32,16 +43,16 @@ class RefusedModelError(InfeasibleModelError):
 
 
 class RunError(MlotoolError, RuntimeError):
-    """A run has failed; what it had written stays (exit code 1).
+    """A run has failed; the files that it has written stay (exit code 1).
 
     Attributes:
-        run_dir: where that lies; None where the error did not come from a run.
+        run_dir: the run folder; None if the error did not come from a run.
     """
 
     run_dir: Path | None = None
 
     def add(self, sentence: str) -> None:
-        """Append a sentence, of what only a caller further up knows."""
+        """Append a sentence to the message, for what only a caller further up knows."""
         self.args = (f"{self} {sentence}",)
 
 
@@ -100,7 +111,9 @@ class NonFiniteLossError(RunError):
     def __init__(self, problem: str, tick: int, value: float, reason: str = "") -> None:
         self.problem = problem
         self.tick = tick
-        reason = reason or f"Lower problems.{problem}.optimizer.lr, or that of a problem whose parameters it uses."
+        reason = reason or (
+            f"Lower problems.{problem}.optimizer.lr, or that of a problem whose parameters its loss uses."
+        )
         fault = f"The loss of problem '{problem}' became {value} at tick {tick}"
         super().__init__(f"{fault}; expected a finite number. {reason}")
 
@@ -122,7 +135,6 @@ class NonFiniteParametersError(RunError):
         whose = f"problem {names[0]}" if not others else f"the problems {', '.join(names)}"
         super().__init__(
             f"The parameters of {whose} were found to be NaN or infinite after tick {tick}, while all losses were "
-            f"finite; expected finite numbers. Look for sqrt, log, norm or a division at zero in the loss of "
-            f"'{problem}' and of what reads it. "
-            f"{advice or f'Or lower problems.{problem}.optimizer.lr.'}"
+            "finite; expected finite numbers. Look for sqrt, log, norm or a division at zero in the loss of "
+            f"'{problem}' and of the problems that read it. {advice or f'Or lower problems.{problem}.optimizer.lr.'}"
         )

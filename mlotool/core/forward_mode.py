@@ -127,7 +127,7 @@ def group_norm(
     input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
     """Return `(x - mean) / sqrt(var + eps)` by group of channels, then times a weight and plus a bias by channel."""
-    # Layer normalization of one row a group.
+    # Layer normalization of one row per group.
     rows = input.reshape(input.shape[0], num_groups, math.prod(input.shape[1:]) // num_groups)
     result = F.layer_norm(rows, rows.shape[2:], eps=eps).reshape(input.shape)
     channels = (1, -1, *[1] * (input.dim() - 2))
@@ -459,8 +459,8 @@ FORWARD: Table = {
 }
 
 _SCRIPTED = (
-    "problems.{problem}.loss: found '{name}', a module of torch.jit, which has no tangents, under product: forward; "
-    "expected modules of Python. Leave out torch.jit.script or trace, or write product: reverse."
+    "problems.{problem}.loss: found '{name}', a module of torch.jit, which does not support forward mode, with "
+    "product: forward; expected modules of Python. Leave out torch.jit.script or trace, or write product: reverse."
 )
 
 _ONCE = (

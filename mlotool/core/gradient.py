@@ -33,7 +33,7 @@ def gradient_of(
         keeps_sparse: leave sparse tensors as they are.
 
     Returns:
-        A tensor a source; None where the loss does not depend on it.
+        A tensor per source; None where the loss does not depend on it.
     """
     one = [torch.ones_like(loss)]
     return pulled_back([loss], sources, one, retain=create_graph, create_graph=create_graph, keeps_sparse=keeps_sparse)
@@ -59,7 +59,7 @@ def gradient_of_difference(
         factor: of the gradient.
 
     Returns:
-        A tensor a source; None where neither depends on it.
+        A tensor per source; None where neither depends on it.
     """
     seeds = [torch.full_like(ahead, factor), torch.full_like(behind, -factor)]
     return pulled_back([ahead, behind], sources, seeds)
@@ -85,7 +85,7 @@ def pulled_back(
         keeps_sparse: leave sparse tensors as they are.
 
     Returns:
-        A tensor a source; None where no output depends on it.
+        A tensor per source; None where no output depends on it.
     """
     points, seeds = tuple(outputs), tuple(cotangents)
     slopes = run_backward(points, seeds, retain, create_graph, tuple(sources), True, accumulate_grad=False)

@@ -154,7 +154,7 @@ def loss_of_step(result: Any, step: str, log: str | None = None) -> Tensor:
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
         advice = (
-            f"Return the loss. Where {step} logs it alone, name it: log=val_loss." if step != "training_step" else ""
+            f"Return the loss. If {step} only logs it, write the name: log=val_loss." if step != "training_step" else ""
         )
         expected = "its loss: a 0-D tensor, or a dict that has one as `loss`"
         raise WrongResultError(f"{kind_of(result)} from {step}", expected, advice or "Return the loss in each call.")

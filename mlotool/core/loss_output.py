@@ -1,4 +1,4 @@
-"""What a loss returns when it has more to tell than one number."""
+"""The return value of a loss that also reports metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,14 +15,14 @@ RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
 
 
 class LossOutput:
-    """A scalar loss with metrics beside it.
+    """A loss with metrics to log.
 
-    A hypergradient evaluates a loss many times and looks at its metrics in none of them; given as a callable, they
-    are computed only where they are read.
+    A hypergradient evaluates a loss many times without reading the metrics. If they are given as a function, they are
+    computed only when they are read.
 
     Args:
-        loss: 0-D tensor, the value that is minimised.
-        metrics: 0-D tensors to log, by name, or a callable that returns them; nothing flows back through them.
+        loss: 0-D tensor, the value that is minimized.
+        metrics: 0-D tensors to log, by name, or a function that returns them; no gradient flows through them.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ class LossOutput:
         """The metrics by name.
 
         Raises:
-            WrongResultError: they are no dict of tensors of one real number each.
+            WrongResultError: the metrics are not a dict of tensors with one real number each.
         """
         if callable(self._metrics):
             self._metrics = self._metrics()
@@ -57,7 +57,7 @@ class LossOutput:
         """Return the mean of several losses and of their metrics, without a gradient.
 
         Raises:
-            WrongResultError: their metrics have other names.
+            WrongResultError: the losses have metrics of different names.
         """
         names = list(outputs[0].metrics)
         for output in outputs:
@@ -71,10 +71,10 @@ class LossOutput:
 
     @classmethod
     def of(cls, value: "Tensor | LossOutput") -> "LossOutput":
-        """Wrap a bare loss tensor; a LossOutput passes through.
+        """Return a loss tensor as a LossOutput; a LossOutput is returned as it is.
 
         Raises:
-            WrongResultError: it is neither, or the loss is not one real number.
+            WrongResultError: `value` is neither a tensor nor a LossOutput, or the loss is not one real number.
         """
         output = value if isinstance(value, LossOutput) else cls(value)
         loss = output.loss

@@ -22,7 +22,7 @@ MAX_DEPTH = 50
 _KEYS = (type(None), bool, int, float, str)
 _PLAIN = (*_KEYS, torch.device, torch.dtype)
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, torch.Size)
-_EXPECTED = "tensors, numbers, texts, and dicts and lists of them, which alone a checkpoint can hold"
+_EXPECTED = "tensors, numbers, texts, and dicts and lists of them, since a checkpoint can hold nothing else"
 
 
 class Fault(NamedTuple):

@@ -42,8 +42,8 @@ def _end(exit_code: int) -> None:
     if not names:
         # Python has gone on to its exit: what takes long is none of theirs.
         return
-    fault = f"mlotool: warning: found the threads {names} {SECONDS_TO_END:g} s after all is done"
-    text = f"{fault}; expected that code of the user's ends its threads, and ended them. Start them with daemon=True."
+    fault = f"mlotool: warning: found the threads {names} {SECONDS_TO_END:g} s after everything else has ended"
+    text = f"{fault}; expected your code to end its threads. They were stopped; start them with daemon=True."
     say = partial(print, escape(text), file=sys.stderr)
     # Whatever these may do, the process ends.
     for call in (say, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):

@@ -107,7 +107,7 @@ class BlockCall:
             return self._first(tensors)
         assert self._evaluation is not None
         if not self._state.is_same(self._state_of_objects()):
-            self._refuse_argument(self._objects[0], "has changed since it was evaluated first")
+            self._refuse_argument(self._objects[0], "has changed since the first evaluation")
         before = {id(tensor): tensor for _, tensor in self._kept_tensors()}
         with ExitStack() as stack:
             for settings in self._autocasts:
@@ -123,9 +123,14 @@ class BlockCall:
                 returned = self._called(*self._given(arguments))
         outputs = _returned_tensors(tree_leaves(returned), tensors)
         for place, tensor in self._kept_tensors():
-            fault = f"a block that keeps a tensor that has a derivative in {place}"
+            fault = f"a block that keeps a tensor with a gradient in {place}"
             is_right = tensor.grad_fn is None or id(tensor) in before
-            _require(is_right, fault, "that it returns what has derivatives", "Return it too, or keep x.detach().")
+            _require(
+                is_right,
+                fault,
+                ("a block that returns all tensors with a gradient"),
+                "Return it too, or keep x.detach().",
+            )
         what = "" if is_tracing() else self._evaluation.difference(_Evaluated(outputs, shapes, self._is_whole))
         fault = f"a block, {_name_of(self._block)}, that {what} when it was evaluated again"
         _require(not what, fault, "the same function each time", _ADVICE)
@@ -162,17 +167,17 @@ class BlockCall:
             # Lists and dictionaries are copies, in which a cache would be lost.
             now, form = tree_flatten((inputs, options))
             if form != before_form or any(a is not b for a, b in zip(before, now, strict=True)):
-                self._refuse_argument([*inputs, *options.values()], "is changed by the evaluation of the block")
+                self._refuse_argument([*inputs, *options.values()], "is changed when the block is evaluated")
             after = [holder[name] for holder, name in self._buffers]
         fault = "a block that changes one of its inputs or parameters in place"
-        advice = "Write x = x + y for x += y, and renormalise weights outside of it."
+        advice = "Write x = x + y for x += y, and renormalize weights outside of it."
         _require(versions == [tensor._version for tensor in tensors], fault, "that they stay", advice)
         if not random.equals(RandomState(self._devices)):
             self._random = random
         outputs = _returned_tensors(leaves, tensors)
-        fault = "a block that reads a tensor which requires a gradient"
-        expected = "no other than its inputs and its parameters do"
-        _require(not any(x.requires_grad for x in outputs), fault, expected, "Hand it to the block as an argument.")
+        fault = "a block that reads a tensor that requires a gradient and is not among its inputs"
+        expected = "that only its inputs and parameters require one"
+        _require(not any(x.requires_grad for x in outputs), fault, expected, "Pass it to the block as an argument.")
         opaque = next((leaf for leaf in leaves if not isinstance(leaf, Tensor) and _tensors_in(leaf)), None)
         fault = f"a block that returns {kind_of(opaque)}, which holds tensors"
         advice = "Return these, or register the class with register_pytree_node."
@@ -216,12 +221,12 @@ class BlockCall:
         try:
             return ObjectState(self._objects)
         except IteratorFoundError:
-            self._refuse_argument(self._objects[0], "is an iterator, or holds one, so that an evaluation uses it up")
+            self._refuse_argument(self._objects[0], "is an iterator, or contains one, which can be read only once")
 
     def _refuse_argument(self, value: Any, what: str) -> NoReturn:
         fault = f"a block, {_name_of(self._block)}, one of whose arguments, {kind_of(value)}, {what}"
-        advice = "Hand over no cache (use_cache=False of Hugging Face's models)."
-        raise ConfigError(f"remat: found {fault}; expected arguments that stay as they are. {advice}") from None
+        advice = "Do not pass a cache (use_cache=False in Hugging Face's models)."
+        raise ConfigError(f"remat: found {fault}; expected arguments that do not change. {advice}") from None
 
     def _kept_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that the block keeps in attributes, with their places; in any object where it is whole."""
@@ -249,7 +254,9 @@ def _is_looked_at(block: Any) -> bool:
     return not number & (number - 1)
 
 
-_ADVICE = "Draw from torch's default generators alone, keep what changes in buffers, and no cache; or leave it out."
+_ADVICE = (
+    "Use only torch's default generators, keep changing values in buffers, use no cache; or do not apply remat to it."
+)
 
 
 def _require(is_right: bool, fault: str, expected: str, advice: str) -> None:
@@ -437,8 +444,8 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 _Evaluation = Callable[..., Sequence[Tensor | None]]
 
 _REVERSE_OVER_FORWARD = (
-    "remat: found a gradient of a tangent (reverse over forward); expected the tangent of a gradient, which is equal. "
-    "Take the gradient inside, and the tangent of it outside."
+    "remat: found reverse mode over forward mode; expected forward mode over reverse mode, which gives the same. Take "
+    "the gradient inside, and its derivative along a direction outside."
 )
 
 _IS_PLAIN: ContextVar[bool] = ContextVar("mlotool_plain_remat", default=False)
@@ -447,33 +454,34 @@ _in_transform = torch._C._are_functorch_transforms_active
 
 
 def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Return `block(*inputs, **options)`, of which only inputs and outputs are kept for derivatives.
+    """Return `block(*inputs, **options)`, keeping only inputs and outputs for derivatives, not the activations inside.
 
-    The block is evaluated again in the backward pass, and in the backward pass of that one: a second-order product
-    through n blocks holds n inputs and the activations of one block. All evaluations share random numbers, autocast,
-    train or eval mode, buffers, and the values behind `stop_gradient`. Where no derivative is asked for, it is a plain
-    call. It goes together with double backward, forward mode, `torch.vmap` and `torch.func`, within each other, but for
-    reverse over forward mode.
+    The block is evaluated again in the backward pass, and again in the backward pass of the backward pass. So a
+    second-order product through n blocks holds the n inputs and the activations of one block. All evaluations use the
+    same random numbers, autocast, train or eval mode, buffers, and values of `stop_gradient`. Without gradients,
+    `remat` is a plain call. It supports double backward, forward mode, `torch.vmap` and `torch.func`, also nested,
+    except reverse mode over forward mode.
 
     Args:
-        block: a module, or a function of tensors. What it is to be differentiated with respect to is among its
-            parameters and inputs. It may change its buffers, which are constants, and none of its inputs.
-        inputs: of the block, in any nesting of lists, tuples and dictionaries. The block changes none of them, nor
-            what objects among them hold: a cache is refused.
-        options: likewise, by name.
+        block: a module, or a function of tensors. All tensors that it is differentiated with respect to have to be
+            among its parameters and inputs. It may change its buffers, which count as constants, but none of its
+            inputs.
+        inputs: the block's inputs, in any nesting of lists, tuples and dictionaries. The block may change neither the
+            inputs nor objects among them: a cache is refused.
+        options: the block's keyword arguments, with the same rules.
 
     Returns:
-        What the block returns. Where inputs or parameters require a gradient, so do all its floating-point results,
-        with a gradient of zero of those that the block has detached. What shares memory with an input, a parameter or
-        another result is not to be changed in place.
+        What the block returns. If inputs or parameters require a gradient, all floating-point results do too; those
+        that the block has detached have a zero gradient. Do not change a result in place that shares memory with an
+        input, a parameter or another result.
 
     Raises:
-        ConfigError: the block reads a tensor that requires a gradient and is not among its inputs and parameters,
-            changes an argument, or is another function when it is evaluated again.
+        ConfigError: the block uses a tensor that requires a gradient and is not among its inputs and parameters,
+            changes an argument, or computes something else when it is evaluated again.
 
     Cost: one more evaluation of the block for each backward pass through it.
 
-    Source: Chen et al. 2016 (arXiv 1604.06174), here for the backward pass of a backward pass too; Kemaev et al. 2025
+    Source: Chen et al. 2016 (arXiv 1604.06174), extended to the backward pass of a backward pass; Kemaev et al. 2025
         (MixFlow-MG), section 4.
 
     Example:

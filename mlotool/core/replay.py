@@ -21,7 +21,7 @@ Evaluation = Callable[[], Sequence[Tensor]]
 
 _CHANGED_CONSTANTS = (
     "A loss calls stop_gradient a different number of times at perturbed parameters; expected the same calls in every "
-    "evaluation of a finite difference. Do not let it depend on the parameters, or use product: reverse."
+    "evaluation of a finite difference. Make the calls independent of the parameters, or use product: reverse."
 )
 
 
@@ -64,15 +64,18 @@ _TAPE: ContextVar[_Tape | None] = ContextVar("mlotool_stop_gradient_tape", defau
 def stop_gradient(tensor: Tensor) -> Tensor:
     """Return `tensor` as a constant, for automatic differentiation and for finite differences alike.
 
-    Under autograd this is `tensor.detach()`. Inside a finite difference it returns the value that the
-    unperturbed evaluation had at this place, whereas plain `detach` would let the perturbation through: on a
-    Meta-Weight-Net loss the two differ by more than half of the hypergradient.
+    For autograd this is `tensor.detach()`. In an evaluation for a finite difference, it returns the value of the
+    unperturbed evaluation. Plain `detach` would return the perturbed value there, which changes the result: on a
+    Meta-Weight-Net loss by more than half of the hypergradient.
 
     Args:
-        tensor: any shape.
+        tensor: a tensor of any shape.
 
     Returns:
         A tensor of the same shape without a gradient.
+
+    Raises:
+        ConfigError: `tensor` is not a tensor.
 
     Example:
         >>> import torch

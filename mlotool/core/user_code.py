@@ -23,8 +23,10 @@ from mlotool.core.errors import MlotoolError, RunError
 from mlotool.core.messages import described
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
-MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
-NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
+MORE_MEMORY = (
+    "Expected enough memory: lower the batch sizes, data.sizes or the size of the model, or end other programs."
+)
+NO_EXIT = "Expected that the code does not end the program; nothing has finished. Raise an error there that says why."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -135,7 +137,7 @@ def explained(error: BaseException) -> str | None:
     if call is None or not (call.is_foreign or frame):
         if frame is None:
             return None
-        advice = MORE_MEMORY if is_out_of_memory(error) else "Expected that the code there runs. Correct it."
+        advice = MORE_MEMORY if is_out_of_memory(error) else "Expected code that runs. Correct it."
         return f"{_at(frame)}: {_said(error)}. {NO_EXIT if isinstance(error, SystemExit) else advice}"
     return _explained(error, call, frame)
 

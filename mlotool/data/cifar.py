@@ -20,14 +20,16 @@ class AbstractCIFAR(image_data.AbstractImageData, image_data.FromTorchvision):
 
     Args:
         root: the folder that holds the folder of the published files.
-        sizes: see `AbstractImageData`, as for the other keywords up to `label_noise`.
-        num_classes: 10 or 100, as published; None takes that.
+        sizes: number of samples by split name; see `AbstractImageData`.
+        num_classes: 10 or 100, as published; None takes the published number.
         image_shape: (3, 32, 32).
-        seed: of splits and noise.
-        imbalance_factor: of the long tail of `train`, or None.
-        label_noise: of `train`, or None.
-        augment: random crops (padding 4) and flips for `train`; a number: so many copies, always the same ones.
-        download: fetch the files into `root` where they are missing.
+        seed: seed of splits and noise.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None; see
+            `long_tail_counts`.
+        label_noise: wrong labels in `train`, `{kind: uniform | flip, rate: 0 .. 1}`, or None; see `corrupt_labels`.
+        augment: whether `train` has random crops (padding 4) and flips. A number: each sample has that many augmented
+            copies, which stay the same.
+        download: whether missing files are downloaded into `root`.
 
     Raises:
         ConfigError: the files are not there; the options do not fit the data.
@@ -82,7 +84,7 @@ class CIFAR10(AbstractCIFAR):
 @target("data")
 @dataclass(eq=False)
 class CIFAR100(AbstractCIFAR):
-    """The photographs in a hundred classes (fine labels), read from `root/cifar-100-python`; arguments likewise."""
+    """The photographs in a hundred (fine) classes, from `root/cifar-100-python`; arguments as for `AbstractCIFAR`."""
 
     reader = "CIFAR100"
     published_classes = 100

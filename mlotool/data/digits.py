@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn, as they are, as two domains, as few-shot tasks: no network."""
+"""The handwritten digits that come with scikit-learn, without a download: as images, two domains, or few-shot tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,19 @@ NORMALIZATION = image_data.Normalization(mean=[0.3053], std=[0.3760], max_value=
 @target("data")
 @dataclass(eq=False)
 class Digits(image_data.AbstractImageData):
-    """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels; 174 to 183 a class, no published test part.
+    """1,797 handwritten digits of 8 x 8 pixels with 17 gray levels; 174 to 183 per class, no published test part.
 
     Args:
-        sizes: see `AbstractImageData`, as for all keywords; all splits are drawn from the 1,797.
+        sizes: number of samples by split name; all splits are drawn from the 1,797.
         num_classes: 10.
         image_shape: (1, 8, 8).
-        seed: of splits and noise.
-        imbalance_factor: of the long tail of `train`, or None.
-        label_noise: of `train`, or None.
-        augment: random crops (padding 1) for `train`.
+        seed: seed of splits and noise.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None; see
+            `long_tail_counts`.
+        label_noise: wrong labels in `train`, `{kind: uniform | flip, rate: 0 .. 1}`, or None; see `corrupt_labels`.
+        augment: whether `train` has random crops (padding 1).
 
-    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI), the test part of it.
+    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI), its test part.
 
     Example:
         >>> data = Digits({"train": 1000, "meta": 100, "val": 200, "test": 497})
@@ -72,19 +73,20 @@ NOISE_STD = 5.0
 @target("data")
 @dataclass(eq=False)
 class TwoDomains(image_data.AbstractTwoDomains):
-    """scikit-learn's digits as the source domain, changed ones as the target domain; each image is used once.
+    """scikit-learn's digits as the source domain, and changed ones as the target domain; each image is used once.
 
-    Batches are those of `InMemoryDataset` with `"domain": (b,) int64`, 1 where a sample is of the target domain: some
-    of `pretrain` can be, which are the ones that a reweighting should find.
+    Batches are those of `InMemoryDataset` with `"domain": (b,) int64`, which is 1 for samples of the target domain.
+    With `target_share`, some samples of `pretrain` are of the target domain; learned weights should find them.
 
     Args:
         sizes: number of samples of `pretrain`, `finetune`, `meta`, `val` and `test`, together at most 1,797.
         num_classes: 10.
         image_shape: (1, 8, 8).
-        shift: how the target domain differs. `turn`: by 180 degrees, so that a source 6 is a target 9 and the source
-            harms; `invert`: black on white; `noise`: Gaussian noise of a third of the range.
-        target_share: share of `pretrain` that is of the target domain, from 0 to 1.
-        seed: of the splits, and of the noise.
+        shift: how the target domain differs. `turn`: images are rotated by 180 degrees, so that a 6 looks like a 9 of
+            the other domain, and pretraining harms; `invert`: black and white are exchanged; `noise`: Gaussian noise of
+            a third of the range.
+        target_share: fraction of `pretrain` that is of the target domain, from 0 to 1.
+        seed: seed of the splits and of the noise.
 
     Example:
         >>> data = TwoDomains({"pretrain": 900, "finetune": 50, "val": 197, "test": 600})
@@ -136,21 +138,21 @@ NUM_DIGITS = 10
 @target("data")
 @dataclass(eq=False)
 class DigitsEpisodes(splits.AbstractShapedData[InMemoryTensors]):
-    """w-way k-shot tasks out of scikit-learn's digits; no class is in the tasks of two splits.
+    """Few-shot tasks (w-way, k-shot) from scikit-learn's digits; no class occurs in the tasks of two splits.
 
-    A sample is a task, `{"support": {"input": (w k, 1, 8, 8) float32, "target": (w k,) int64}, "query": ..}`, and
-    `"classes"` (w,), the digits that its labels 0 .. w - 1 stand for (plus 10 where they are turned). No image is in
-    both parts of a task. A batch has the tasks along its first axis.
+    A sample is a task, `{"support": {"input": (w k, 1, 8, 8) float32, "target": (w k,) int64}, "query": .., "classes":
+    (w,)}`. `classes` are the digits that the task's labels 0 .. w - 1 stand for (plus 10 for rotated digits). No image
+    is in both parts of a task. A batch has the tasks along its first axis.
 
     Args:
         sizes: number of tasks by split name.
-        num_classes: w; models of a task have as many outputs.
+        num_classes: w, the number of classes of a task.
         image_shape: (1, 8, 8).
-        num_support: k, images of a class that a task is learned from.
-        num_query: images of a class that the result is judged by.
-        classes: the digits of each split, disjoint; at least w, or half of it with `turn`.
-        turn: each digit turned by 90 degrees is a class too (by 180 degrees, a 6 would be a 9).
-        seed: of the tasks; a split's tasks do not depend on the other splits' sizes.
+        num_support: k, images per class in the support part of a task, from which the task is learned.
+        num_query: images per class in the query part, on which the result is evaluated.
+        classes: the digits of each split, disjoint; at least w digits per split, or half as many with `turn`.
+        turn: whether each digit rotated by 90 degrees is another class (rotated by 180 degrees, a 6 would be a 9).
+        seed: seed of the tasks; a split's tasks do not depend on the sizes of other splits.
 
     Source: Vinyals et al. 2016, Matching Networks, section 4.1 (the protocol, and new classes by rotation).
 

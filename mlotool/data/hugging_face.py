@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets` that lie in a folder."""
+"""Data sets of Hugging Face's `datasets` from a folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,13 @@ from mlotool.folders.files import at_home
 class SavedDataset(AbstractData[Any]):
     """The splits of a data set that `save_to_disk` of Hugging Face's `datasets` has written.
 
-    A column of numbers, or of lists of numbers that are equally long, comes as a tensor (b, ...).
+    A column of numbers, or of lists of numbers of equal length, becomes a tensor (b, ...) of a batch.
 
     Args:
-        folder: what was saved: a DatasetDict, or a Dataset, whose rows are the split `train`.
-        columns: other names for columns, old to new: {text: input, label: target}.
-        num_classes: for models and metrics to refer to; null: of the column `target`, where it is a ClassLabel.
+        folder: the folder of a saved DatasetDict, or of a Dataset, whose rows become the split `train`.
+        columns: new names of columns, by their old names: {text: input, label: target}.
+        num_classes: number of classes, which models and metrics refer to; null: that of the column `target`, if it is a
+            ClassLabel.
 
     Raises:
         ConfigError: the package `datasets` is not installed, or the folder has no data set.

@@ -1,4 +1,4 @@
-"""What all data objects share: published parts go in, the splits that a recipe asks for come out."""
+"""What all image data sets share: how published parts become the splits of a recipe."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +21,11 @@ from mlotool.data.splits import AbstractShapedData, FromFiles, ImbalanceFactor, 
 
 
 class CropAndFlip:
-    """Random crops of the zero-padded images, then (unless `flip` is false) a flip of every second one on average.
+    """Random crops of the zero-padded images, then, unless `flip` is false, horizontal flips with probability 1/2.
 
     Args:
         padding: pixels added on each side before the crop; offsets are uniform over `0 .. 2 * padding`.
-        flip: whether images are flipped horizontally; digits must not be.
+        flip: whether images are flipped horizontally; use false for digits.
 
     Source: He et al. 2016, Deep Residual Learning for Image Recognition, section 4.2 (padding 4, CIFAR-10).
 
@@ -43,8 +43,8 @@ class CropAndFlip:
         """Return augmented images.
 
         Args:
-            images: (n, c, h, w), any dtype; zero is what the border is filled with.
-            generator: where the offsets and flips are drawn from; None: torch's global generator.
+            images: (n, c, h, w), any dtype; the border is filled with zeros.
+            generator: the generator of offsets and flips; None: torch's global generator.
 
         Returns:
             (n, c, h, w), same dtype.
@@ -63,14 +63,14 @@ class CropAndFlip:
 
 
 class AugmentedCopies:
-    """Every sample has `num_copies` augmented images, always the same ones; a batch has one of them of each sample.
+    """Each sample has `num_copies` augmented images, which stay the same; a batch has one of them per sample.
 
     Auxiliary variables that are stored by sample (`mlotool.layerparallel.Auxiliary`) need to meet the same image
     again, which random augmentation never does.
 
     Args:
-        augmentation: that each copy has gone through once.
-        num_copies: of each sample.
+        augmentation: the augmentation that makes each copy, once.
+        num_copies: number of copies of each sample.
 
     Source: Sun et al. 2021, Layer-Parallel Training of Residual Networks with Auxiliary-Variable Networks, figure 4.
 
@@ -118,13 +118,13 @@ class AugmentedCopies:
 
 @dataclass(eq=False, repr=False)
 class ImageFiles:
-    """JPEG or PNG files as RGB images of one size; another size is scaled and its middle cut out.
+    """JPEG or PNG files as RGB images of one size; images of another size are scaled, and their center is cut out.
 
     Args:
         paths: n files.
         height: h in pixels.
         width: w in pixels.
-        num_threads: that read and decode.
+        num_threads: number of threads that read and decode.
     """
 
     paths: Sequence[Path]
@@ -173,7 +173,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class Normalization:
-    """`(pixel / max_value - mean) / std`, with one mean and std a channel.
+    """`(pixel / max_value - mean) / std`, with one mean and std per channel.
 
     Args:
         mean: of `pixel / max_value`, one a channel.
@@ -191,24 +191,25 @@ IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 @dataclass(eq=False, repr=False)
 class InMemoryDataset(Dataset[dict[str, Tensor]]):
-    """One split: images as they were read, labels, and what is done to a batch on its way out.
+    """One split: images as they were read, labels, and the processing of a batch.
 
     Batches are `{"input": (b, c, h, w) float32, "target": (b,) int64, "index": (b,) int64}`, where `index` is the
-    sample's position in this split, `"clean_target": (b,) int64` where labels were corrupted, and what `extra` names.
+    sample's position in this split. If labels were corrupted, they also have `"clean_target": (b,) int64`, and further
+    entries for `extra`.
 
-    Randomness: where `seeded` is true (there is an augmentation), pass `seed` to `__getitems__`, one that depends on
-    the run's seed, the epoch and the batch's number: the same seed gives the same batch, on any worker and after a
-    resume. Without it the augmentation draws from torch's global generator.
+    Randomness: if `seeded` is true (there is an augmentation), pass a `seed` to `__getitems__` that depends on the
+    run's seed, the epoch and the number of the batch. The same seed gives the same batch, on any worker and after a
+    resume. Without a seed, the augmentation draws from torch's global generator.
 
     Args:
-        images: (n, c, h, w), kept in their own dtype: uint8 takes a quarter of the memory of float32. Or files that
+        images: (n, c, h, w), kept in their dtype, since uint8 takes a quarter of the memory of float32; or files, which
             are decoded batch by batch.
         target: (n,) int64.
         normalization: applied to each batch, after the augmentation.
-        clean_target: (n,) int64, the labels before they were corrupted; None: they were not.
-        augmentation: applied to each batch; None: none. Of `AugmentedCopies` the batch says which ones it has:
-            `"copy": (b,) int64`.
-        extra: (n, ...) tensors by name, what else the batches shall hold of each sample.
+        clean_target: (n,) int64, the labels before they were corrupted; None: they were not corrupted.
+        augmentation: applied to each batch; None: no augmentation. With `AugmentedCopies`, a batch also has the numbers
+            of its copies, `"copy": (b,) int64`.
+        extra: further entries of a batch: tensors (n, ...) by name.
 
     Example:
         >>> dataset = InMemoryDataset(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 2]), Normalization([0.5], [0.5]))
@@ -236,7 +237,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         return self.augmentation is not None
 
     def without_augmentation(self) -> "InMemoryDataset":
-        """Return the same samples as they are: for evaluations and analyses of a train split."""
+        """Return the same samples without augmentation, for evaluations and analyses of a train split."""
         return replace(self, augmentation=None)
 
     def load(self) -> None:
@@ -286,15 +287,14 @@ class LabelNoise(TypedDict):
 def corrupt_labels(
     target: Tensor, num_classes: Count, *, kind: Literal["uniform", "flip"], rate: Share, seed: Seed
 ) -> Tensor:
-    """Return labels of which some are replaced, each independently with probability `rate`.
+    """Return labels, some of which are replaced, each independently with probability `rate`.
 
-    - `uniform`: by a label drawn uniformly from ALL classes, its own included, as in Meta-Weight-Net; the share of
-      wrong labels is then `rate * (1 - 1 / num_classes)`: rate 0.4 makes 36% of ten classes' labels wrong.
-    - `flip`: by the one other class that belongs to its class, drawn once for the whole data set; the share of wrong
-      labels is `rate`.
+    - `uniform`: by a label that is drawn uniformly from all classes, including the right one, as in Meta-Weight-Net.
+      The fraction of wrong labels is then `rate * (1 - 1 / num_classes)`: with ten classes and rate 0.4, 36% are wrong.
+    - `flip`: by one other class, which is drawn once for each class. The fraction of wrong labels is `rate`.
 
     Args:
-        target: (n,) int64 clean labels; left as they are.
+        target: (n,) int64 clean labels; not changed.
         num_classes: at least 2.
         kind: `uniform` or `flip`.
         rate: from 0 to 1.
@@ -303,8 +303,8 @@ def corrupt_labels(
     Returns:
         (n,) int64.
 
-    Source: Shu et al. 2019, Meta-Weight-Net, section 4.2 (there flip noise goes to two other classes, here to one, the
-    variant of Patrini et al. 2017).
+    Source: Shu et al. 2019, Meta-Weight-Net, section 4.2, where flip noise goes to two other classes; here it goes to
+    one, as in Patrini et al. 2017.
 
     Example:
         >>> corrupt_labels(torch.zeros(4, dtype=torch.int64), 2, kind="flip", rate=1.0, seed=0)
@@ -344,7 +344,7 @@ Augmentation = CropAndFlip | AugmentedCopies | None
 
 
 class AbstractImages(AbstractShapedData[InMemoryDataset]):
-    """Base of the data of images; a leaf reads its files and calls a method of this.
+    """Base class of image data; a subclass reads its files and calls a method of this class.
 
     Raises:
         ConfigError: the settings do not fit the data.
@@ -373,13 +373,17 @@ class AbstractImages(AbstractShapedData[InMemoryDataset]):
 
 @dataclass(eq=False)
 class AbstractImageData(AbstractImages):
-    """Base of the image data with a train and a test part, of which only `train` is augmented, uneven and corrupted.
+    """Base class of image data with a train and a test part.
+
+    Only the split `train` has augmentation, a long tail and wrong labels.
 
     Args:
-        sizes: number of samples by split name, before the long tail. `test` is drawn from the published test part where
-            there is one; all others, and `test` where there is none, from the train part.
-        imbalance_factor: of the long tail of `train`, at least 1; None: as it is. See `long_tail_counts`.
-        label_noise: `{kind: uniform | flip, rate: 0 .. 1}` for `train`; None: clean. See `corrupt_labels`.
+        sizes: number of samples by split name, before a long tail is made. `test` is drawn from the published test
+            part, if there is one; all other splits are drawn from the train part.
+        imbalance_factor: factor between the most common and the rarest class of `train`, at least 1; None: classes stay
+            as they are. See `long_tail_counts`.
+        label_noise: wrong labels in `train`, `{kind: uniform | flip, rate: 0 .. 1}`; None: no wrong labels. See
+            `corrupt_labels`.
     """
 
     seed: Seed = 0
@@ -408,10 +412,10 @@ class AbstractImageData(AbstractImages):
 
 @dataclass(eq=False)
 class FromTorchvision(FromFiles):
-    """Data whose files torchvision reads, where their checksums are the published ones.
+    """Data whose files torchvision reads, after comparing their checksums with the published ones.
 
     Args:
-        download: fetch the files into `root` where they are missing.
+        download: whether missing files are downloaded into `root`.
     """
 
     reader: ClassVar[str]
@@ -447,10 +451,10 @@ TWO_DOMAINS_SPLITS = ("pretrain", "finetune", "meta", "val", "test")
 
 
 class AbstractTwoDomains(AbstractImages):
-    """Base of the data with two domains: `pretrain` is of the source domain, all other splits are of the target one.
+    """Base class of data with two domains: `pretrain` is of the source domain, all other splits of the target domain.
 
-    `meta` is for a problem above the finetuning that shall not read its samples; Bai et al. 2021, and Betty's paper
-    after them, let both read `finetune`.
+    `meta` is for an upper problem that should not use the samples of the fine-tuning problem. Bai et al. 2021 and
+    Betty's paper use `finetune` for both.
     """
 
     def _split(

@@ -1,4 +1,4 @@
-"""Images that lie as files, in one folder a class or in lists: any data set, OfficeHome, Clothing1M."""
+"""Image files, in one folder per class or in lists: data sets of your own, OfficeHome, Clothing1M."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 @dataclass(eq=False)
 class ImageFileData(image_data.AbstractImages, splits.FromFiles):
-    """Base of the data whose images are files.
+    """Base class of data whose images are files.
 
     Args:
-        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
-        num_threads: that decode.
+        max_memory_gb: the most memory for decoded images, in 10^9 bytes; if all images fit, they are decoded once.
+        num_threads: number of threads that decode images.
     """
 
     max_memory_gb: NonNegative = field(default=4.0, kw_only=True)
@@ -43,17 +43,17 @@ class ImageFileData(image_data.AbstractImages, splits.FromFiles):
         """Return the images of folders that have the same class folders, numbered in the order of their names."""
         self._check_rgb()
         names = [sorted(path.name for path in folder.glob("*") if path.is_dir()) for folder in folders]
-        parts, advice = [], "Set data.root to the folder that holds them."
+        parts, advice = [], "Set data.root to the folder that contains them."
         for folder, classes in zip(folders, names, strict=True):
             expected = (
-                f"those of {folders[0].name}: {names[0]}" if names[0] else "a folder a class, with *.jpg or *.png"
+                f"those of {folders[0].name}: {names[0]}" if names[0] else "one folder per class, with *.jpg or *.png"
             )
             is_right = bool(classes) and classes == names[0]
             require(is_right, f"data.root={self.root}: class folders in {folder.name}/", classes, expected, advice)
             images = [sorted(x for x in (folder / name).iterdir() if x.suffix.lower() in SUFFIXES) for name in classes]
             for name, paths in zip(classes, images, strict=True):
                 expected = f"images in it, files that end in {', '.join(SUFFIXES)}"
-                require(bool(paths), "data.root", str(folder / name), expected, "Add some, or take the folder away.")
+                require(bool(paths), "data.root", str(folder / name), expected, "Add some, or remove the folder.")
             labels = [label for label, paths in enumerate(images) for _ in paths]
             parts.append(self._part([path for paths in images for path in paths], labels))
         return parts
@@ -71,23 +71,25 @@ class ImageFileData(image_data.AbstractImages, splits.FromFiles):
 class ImageFolder(image_data.AbstractImageData, ImageFileData):
     """Images in `root/train/<class>/*.jpg|jpeg|png`, and in `root/test/<class>/` where there is a test part.
 
-    Classes are numbered in the order of their folders' names. The images of all splits are decoded once, into
-    memory as uint8, where they take at most `max_memory_gb`; else each batch is decoded when it is asked for. Nothing
-    is written.
+    Classes are numbered in the order of their folders' names. If the images of all splits take at most `max_memory_gb`
+    as uint8, they are decoded once, into memory; else each batch is decoded when it is needed. Nothing is written to
+    the disk.
 
     Args:
         root: the folder that holds `train`.
-        sizes: see `AbstractImageData`, as for the other keywords up to `label_noise`.
+        sizes: number of samples by split name; see `AbstractImageData`.
         num_classes: number of class folders.
         image_shape: (3, h, w); images of another size are scaled and cut to it.
-        seed: of splits and noise.
-        imbalance_factor: of the long tail of `train`, or None.
-        label_noise: of `train`, or None.
-        augment: random crops (padding 4) and flips for `train`; a number: so many copies, always the same ones.
-        mean: of each channel, in 0 .. 1; ImageNet's by default.
-        std: of each channel, in 0 .. 1; ImageNet's by default.
-        max_memory_gb: in 10^9 bytes.
-        num_threads: that decode.
+        seed: seed of splits and noise.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None; see
+            `long_tail_counts`.
+        label_noise: wrong labels in `train`, `{kind: uniform | flip, rate: 0 .. 1}`, or None; see `corrupt_labels`.
+        augment: whether `train` has random crops (padding 4) and flips. A number: each sample has that many augmented
+            copies, which stay the same.
+        mean: mean of each channel, in 0 .. 1; ImageNet's by default.
+        std: standard deviation of each channel, in 0 .. 1; ImageNet's by default.
+        max_memory_gb: the most memory for decoded images, in 10^9 bytes.
+        num_threads: number of threads that decode images.
 
     Raises:
         ConfigError: the folder is not there or is not laid out like this; the options do not fit the data.
@@ -125,17 +127,18 @@ class OfficeHome(image_data.AbstractTwoDomains, ImageFileData, _Domains):
     Args:
         root: the folder that holds `Art/`, `Clipart/`, `Product/` and `Real World/` (or `Real_World/`, `RealWorld/`).
         sizes: number of images of `pretrain` (source domain) and of `finetune`, `meta`, `val` and `test` (target).
-        source: the domain to pretrain on: `Art`, `Clipart`, `Product` or `RealWorld`.
-        target: the domain to finetune and to test on.
+        source: the domain of `pretrain`: `Art`, `Clipart`, `Product` or `RealWorld`.
+        target: the domain of all other splits.
         num_classes: 65.
         image_shape: (3, h, w); images of another size are scaled and their middle is cut out.
-        seed: of the splits.
-        augment: random crops (padding an eighth of the height) and horizontal flips for `pretrain` and `finetune`.
-        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
-        num_threads: that decode.
+        seed: seed of the splits.
+        augment: whether `pretrain` and `finetune` have random crops (padding an eighth of the height) and horizontal
+            flips.
+        max_memory_gb: the most memory for decoded images, in 10^9 bytes; if all images fit, they are decoded once.
+        num_threads: number of threads that decode images.
 
     Raises:
-        ConfigError: a folder is not there; the domains differ in classes; the options do not fit the data.
+        ConfigError: a folder is missing; the domains have different classes; or the options do not fit the data.
 
     Source: Venkateswara et al. 2017, Deep Hashing Network for Unsupervised Domain Adaptation.
     """
@@ -174,23 +177,23 @@ FILES = {
 @target("data")
 @dataclass(eq=False)
 class Clothing1M(ImageFileData):
-    """1,000,000 images with noisy labels (38.5% wrong) and 47,570 + 14,313 + 10,526 with clean ones; 14 classes.
+    """1,000,000 images with noisy labels (38.5% wrong), and 47,570 + 14,313 + 10,526 with clean labels; 14 classes.
 
-    `train` has the noisy labels, whose clean ones are not known; `meta`, `val` and `test` are the published clean
-    train, val and test parts.
+    `train` has noisy labels; its clean labels are not known. `meta`, `val` and `test` are the published clean train,
+    val and test parts.
 
     Args:
         root: the folder that holds the published lists and `images/`; the lists may be in `root/annotations`.
         sizes: number of images by split name, drawn stratified by label.
         num_classes: 14.
         image_shape: (3, h, w); images of another size are scaled and their middle is cut out.
-        seed: of the draws.
-        augment: random crops (padding an eighth of the height) and horizontal flips for `train`.
-        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
-        num_threads: that decode.
+        seed: seed of the splits.
+        augment: whether `train` has random crops (padding an eighth of the height) and horizontal flips.
+        max_memory_gb: the most memory for decoded images, in 10^9 bytes; if all images fit, they are decoded once.
+        num_threads: number of threads that decode images.
 
     Raises:
-        ConfigError: a list is not there or does not fit the other; the options do not fit the data.
+        ConfigError: a list is missing or does not fit the others; or the options do not fit the data.
 
     Source: Xiao et al. 2015, Learning from Massive Noisy Labeled Data for Image Classification.
     """

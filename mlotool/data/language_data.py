@@ -1,4 +1,4 @@
-"""Data for language models: texts by domain go in, splits of windows come out; and text files of the user's."""
+"""Data for language models: how texts of several domains become splits of windows; and text files of your own."""
 
 import hashlib
 import logging
@@ -27,15 +27,16 @@ Batch = dict[str, Tensor]
 
 
 class TextWindows(Dataset[Batch]):
-    """One split: places in a text, at each of which a window of `length + 1` tokens begins.
+    """One split: windows of `length + 1` tokens of a text.
 
     Batches are `{"input": (b, t), "target": (b, t), "domain": (b,), "index": (b,)}`, all int64. The input is a window
-    without its last token, the target the same without its first one, so `target[:, i]` follows `input[:, i]`; `index`
-    is the window's position in this split. The text stays in its own dtype: bytes take an eighth of int64.
+    without its last token, and the target is the window without its first token, so `target[:, i]` follows `input[:,
+    i]`; `index` is the window's position in this split. The text is kept in its own dtype, since bytes take an eighth
+    of the memory of int64.
 
     Args:
-        tokens: (number of tokens,), a whole text, of whole numbers.
-        starts: (n,) int64, where the windows begin in it.
+        tokens: (number of tokens,), token ids of a whole text.
+        starts: (n,) int64, the positions in the text at which the windows begin.
         domain: (n,) int64, the number of each window's domain.
         length: t.
 
@@ -78,32 +79,31 @@ Shares = Mapping[str, Mapping[str, NonNegative]]
 
 @dataclass(eq=False)
 class AbstractLanguageData(AbstractData[TextWindows]):
-    """Base of the data for language models, with their settings; a leaf reads texts and hands them to `_split`.
+    """Base class of data for language models, with their settings; a subclass reads texts and calls `_split`.
 
-    The documents of a domain follow each other in one text, which is cut into windows of t + 1 tokens that do not
-    overlap. Each split takes windows that lie next to each other, so two splits share no token and, but for the
-    documents at the seams, no document. The text counts as a ring: where on it the first split begins depends on
-    the seed. `train` comes last, so the other splits stay the same when its size changes. Batches are those of
-    `TextWindows`.
+    The documents of a domain are concatenated to one text, which is cut into windows of t + 1 tokens that do not
+    overlap. Each split takes consecutive windows. So two splits share no token, and no document except those at their
+    ends. The seed decides where in the text, taken as a ring, the first split begins. `train` comes last, so the other
+    splits do not change with its size. Batches are those of `TextWindows`.
 
     Args:
         sizes: number of windows by split name.
-        domains: which of them there are; a window's `domain` is the number of its domain in this list. None: all.
-        shares: by split name, what part of it comes from which domain: `{train: {code: 3, prose: 1}}` is three
-            quarters code. They need not add up to 1; a domain that is left out has none; a split that is left out
-            takes the same number of windows from each domain.
-        num_domains: must be the number of domains; it stands in the configuration so that models can refer to it.
-            None: not looked at.
-        vocabulary_size: number of tokens there are.
-        length: t, tokens that a model sees of a window; the window has one more, the last target.
-        seed: decides where in each domain's text the splits lie.
-        sha256: first digits of the texts' SHA-256 that results were measured on; None: any. Afterwards all digits.
+        domains: names of the domains to use; a window's `domain` is the position of its domain in this list. None: all.
+        shares: by split name, the shares of the domains in it: `{train: {code: 3, prose: 1}}` is three quarters code.
+            Shares need not add up to 1. A domain that is left out has no windows in that split; a split that is left
+            out has the same number of windows from each domain.
+        num_domains: must be the number of domains; models refer to it in the configuration. None: not checked.
+        vocabulary_size: number of token ids.
+        length: t, number of tokens that a model reads; a window has one more, the last target.
+        seed: decides where in each domain's text the splits are.
+        sha256: first digits of the SHA-256 of the texts that results were measured on; None: any text. The attribute
+            has all digits.
 
     Raises:
         ConfigError: the settings do not fit the texts.
 
     Warns:
-        UserWarning: the texts are not those that `sha256` tells.
+        UserWarning: the texts have another hash than `sha256`.
     """
 
     sizes: Sizes
@@ -193,11 +193,11 @@ class AbstractLanguageData(AbstractData[TextWindows]):
 
 
 def apportion(size: int, shares: Sequence[float]) -> list[int]:
-    """Divide a whole number by shares, by the largest remainders.
+    """Divide a whole number according to shares, by the largest-remainder method.
 
     Args:
-        size: what is divided, 0 or more.
-        shares: of any sum above 0.
+        size: the number that is divided, 0 or more.
+        shares: numbers with a sum above 0.
 
     Returns:
         Whole numbers that add up to `size`, each less than 1 away from its exact share.
@@ -237,9 +237,9 @@ def checked_hash(texts: Mapping[str, Tensor], expected: str | None) -> str:
     sha256 = digest.hexdigest()
     if expected is not None and not sha256.startswith(str(expected).lower()):
         warnings.warn(
-            f"data.sha256: the text has {sha256[:12]}, not {str(expected)[:12]}, on which results were measured; "
-            "expect somewhat other figures. Another version of Python, or of the files, has other text. With a text of "
-            "yours in the place of a recipe's, write ~data.sha256.",
+            f"data.sha256: the text has the hash {sha256[:12]}, not {str(expected)[:12]}, on which results were "
+            "measured; expect somewhat different results. Another version of Python, or of the files, has another "
+            "text. If you use your own text, write ~data.sha256.",
             stacklevel=2,
         )
     return sha256
@@ -271,23 +271,21 @@ class TextFolder(AbstractLanguageData, _FromPath):
     """A text file, or all files of a folder that match a pattern; its subfolders are domains.
 
     A file in a subfolder of `path`, at any depth, is a document of the domain that has that subfolder's name; files
-    beside the subfolders are of a domain with the name of `path` itself. Documents follow each other in the order of
-    their paths. Files are read as bytes, so any encoding will do. How text is split stands in `AbstractLanguageData`.
+    beside the subfolders belong to a domain with the name of `path` itself. Documents are in the order of their paths.
+    Files are read as bytes, so any encoding will do. See `AbstractLanguageData` for how texts are split.
 
     Args:
         path: a file or a folder.
         sizes: number of windows by split name.
-        pattern: of the files in a folder, such as `**/*.md`, where `**` is any depth.
-        domains: which of them there are, and in which order they are numbered; None: all, by name.
-        shares: by split and domain; see `AbstractLanguageData`.
-        num_domains: must be the number of domains; it stands in the configuration so that models can refer to it.
-            None: not looked at.
-        vocabulary_size: 256; with a tokenizer, at least its number of tokens; likewise.
-        length: tokens that a model sees of a window.
-        tokenizer: folder of a Hugging Face tokenizer, of which nothing is downloaded (pip install 'mlotool[text]');
-            None: bytes.
-        seed: of the splits.
-        sha256: first digits of the hash of the tokens that results were measured on; None: any.
+        pattern: pattern of the files in a folder, such as `**/*.md`, where `**` is any depth.
+        domains: names of the domains to use, in the order of their numbers; None: all, in alphabetical order.
+        shares: by split name, the shares of the domains in it; see `AbstractLanguageData`.
+        num_domains: must be the number of domains; models refer to it in the configuration. None: not checked.
+        vocabulary_size: 256; with a tokenizer, at least its number of tokens. Models refer to it in the configuration.
+        length: number of tokens that a model reads.
+        tokenizer: folder of a Hugging Face tokenizer (pip install 'mlotool[text]'); None: tokens are bytes.
+        seed: seed of the splits.
+        sha256: first digits of the SHA-256 of the tokens that results were measured on; None: any tokens.
 
     Raises:
         ConfigError: there is no such file, there is no text in it, or the options do not fit it.

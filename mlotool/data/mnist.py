@@ -13,14 +13,15 @@ class MNIST(AbstractImageData, FromTorchvision):
 
     Args:
         root: the folder that holds `MNIST/`.
-        sizes: see `AbstractImageData`, as for the other keywords up to `label_noise`.
+        sizes: number of samples by split name; see `AbstractImageData`.
         num_classes: 10.
         image_shape: (1, 28, 28).
-        seed: of splits and noise.
-        imbalance_factor: of the long tail of `train`, or None.
-        label_noise: of `train`, or None.
-        download: fetch the files into `root` where they are missing.
-        augment: random crops (padding 2) for `train`.
+        seed: seed of splits and noise.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None; see
+            `long_tail_counts`.
+        label_noise: wrong labels in `train`, `{kind: uniform | flip, rate: 0 .. 1}`, or None; see `corrupt_labels`.
+        download: whether missing files are downloaded into `root`.
+        augment: whether `train` has random crops (padding 2).
 
     Raises:
         ConfigError: the files are not there; the options do not fit the data.

@@ -1,4 +1,4 @@
-"""Points that are drawn: few-shot sine waves, points beside a plane, level sets of a function with hills."""
+"""Random points: few-shot sine waves, points on two sides of a plane, level sets of a function."""
 
 from dataclasses import dataclass
 from math import pi
@@ -19,16 +19,16 @@ from mlotool.data.splits import AbstractShapedData, InMemoryTensors, drawn
 class SinusoidEpisodes(AbstractShapedData[InMemoryTensors]):
     """Tasks `y = a sin(x - b)` with amplitude a ~ U(0.1, 5), phase b ~ U(0, pi) and points x ~ U(-5, 5).
 
-    A sample is a task, `{"support": {"input": (k, 1), "target": (k, 1)}, "query": ..}` float32, `"amplitude"` and
-    `"phase"`; a batch has the tasks along its first axis.
+    A sample is a task, `{"support": {"input": (k, 1), "target": (k, 1)}, "query": .., "amplitude": .., "phase": ..}`,
+    in float32. A batch has the tasks along its first axis.
 
     Args:
         sizes: number of tasks by split name.
-        num_classes: 1, the number of outputs; it stands in the configuration so that models can refer to it.
-        image_shape: (1,), the shape of one input; likewise.
-        num_support: points that a task is learned from.
-        num_query: points that the result is judged by.
-        seed: of tasks and points; a split's tasks do not depend on the other splits' sizes.
+        num_classes: 1, the number of outputs; models refer to it in the configuration.
+        image_shape: (1,), the shape of one input; models refer to it too.
+        num_support: k, points in the support part of a task, from which the task is learned.
+        num_query: points in the query part, on which the result is evaluated.
+        seed: seed of tasks and points; a split's tasks do not depend on the sizes of other splits.
 
     Source: Finn et al. 2017, Model-Agnostic Meta-Learning, section 5.1.
 
@@ -67,21 +67,21 @@ class SinusoidEpisodes(AbstractShapedData[InMemoryTensors]):
 class SyntheticClassification(AbstractShapedData[InMemoryTensors]):
     """Points with labels `y = 1[x w + noise e > 0]`, where w, x and e are standard normal.
 
-    Betty's paper (appendix D.1) names neither n nor d nor the generator but refers to Grazzi et al. 2020; the generator
-    and the sizes (1,000 points of 20 features, half of them for the upper level) are those of that paper's published
-    code, hypertorch (examples/logistic_regression.ipynb), and of Betty's own example.
+    The generator and the sizes (1,000 points of 20 features, half of them for the upper level) are those of hypertorch
+    (examples/logistic_regression.ipynb), the code of Grazzi et al. 2020, and of Betty's own example. Betty's paper
+    (appendix D.1) refers to Grazzi et al. 2020 and does not state them.
 
     Batches are `{"input": (b, d), "target": (b,) int64, "index": (b,)}`. `true_weight` (d,) is w.
 
     Args:
         sizes: number of points by split name; a split's points do not depend on the other splits' sizes.
-        num_classes: 2; it stands in the configuration so that models can refer to it.
-        image_shape: (d,), the shape of one input; likewise.
-        num_informative: features whose w is not 0, the first ones; None: all. The others a weight decay for each
-            parameter can switch off.
-        noise: standard deviation of what is added before the sign is taken.
-        dtype: of the inputs, `float32` or `float64`.
-        seed: of w, x and e.
+        num_classes: 2; models refer to it in the configuration.
+        image_shape: (d,), the shape of one input; models refer to it too.
+        num_informative: number of features, the first ones, with a nonzero w; None: all. A separate weight decay for
+            each parameter can switch off the others.
+        noise: standard deviation of the noise that is added before the sign is taken.
+        dtype: dtype of the inputs, `float32` or `float64`.
+        seed: seed of w, x and e.
 
     Example:
         >>> data = SyntheticClassification({"train": 500, "meta": 500})
@@ -127,18 +127,19 @@ BOUND = 3.0
 @target("data")
 @dataclass(eq=False)
 class Peaks(AbstractShapedData[InMemoryTensors]):
-    """Points y of [-3, 3]^2 with the class of `peaks(y)`: five bins of equal width from its lowest to its top value.
+    """Points y of [-3, 3]^2 with the class of `peaks(y)`: five bins of equal width from its minimum to its maximum.
 
     Batches are `{"input": (b, 2) float32, "target": (b,) int64, "index": (b,)}`; class 0 is the deepest valley, class
     4 the highest hill.
 
     Args:
         sizes: number of points by split name; a split's points do not depend on the other splits' sizes.
-        num_classes: 5; it stands in the configuration so that models can refer to it.
-        image_shape: (2,), the shape of one input; likewise.
-        balanced: as many points of each class (to within one), drawn uniformly from its level set, as the code of
-            Haber and Ruthotto does; False: uniformly from the square, of which class 2 covers almost three quarters.
-        seed: of the points.
+        num_classes: 5; models refer to it in the configuration.
+        image_shape: (2,), the shape of one input; models refer to it too.
+        balanced: true draws equally many points of each class (to within one), uniformly from its level set, as in the
+            code of Haber and Ruthotto. false draws points uniformly from the square, of which class 2 covers almost
+            three quarters.
+        seed: seed of the points.
 
     Source: Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 1, after Haber and Ruthotto 2017, Stable
     Architectures for Deep Neural Networks.
@@ -168,7 +169,7 @@ class Peaks(AbstractShapedData[InMemoryTensors]):
 
 
 def peaks(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return MATLAB's function of that name.
+    """Return the values of MATLAB's function `peaks`.
 
     3 (1 - x)^2 exp(-x^2 - (y + 1)^2) - 10 (x/5 - x^3 - y^5) exp(-x^2 - y^2) - 1/3 exp(-(x + 1)^2 - y^2)
     """

@@ -146,18 +146,17 @@ class PythonText(language_data.AbstractLanguageData):
     | tables | the sources of the character sets, encodings/*.py | 1.4 million |
     | scrambled | the docstrings with the letters of each line in a random order | 0.69 million |
 
-    The text depends on the version of Python, which `sha256` tells. How it is split stands in `AbstractLanguageData`.
+    The text depends on the version of Python; compare `sha256`. See `AbstractLanguageData` for how it is split.
 
     Args:
         sizes: number of windows by split name.
-        domains: which of them there are; a window's `domain` is the number of its domain in this list.
-        shares: by split and domain; see `AbstractLanguageData`.
-        num_domains: must be the length of `domains`; it stands in the configuration so that models can refer to it.
-            None: not looked at.
-        vocabulary_size: 256; likewise.
-        length: tokens that a model sees of a window.
-        seed: of the splits.
-        sha256: first digits of the hash of the text that results were measured on; None: any.
+        domains: names of the domains to use; a window's `domain` is the position of its domain in this list.
+        shares: by split name, the shares of the domains in it; see `AbstractLanguageData`.
+        num_domains: must be the length of `domains`; models refer to it in the configuration. None: not checked.
+        vocabulary_size: 256; models refer to it too.
+        length: number of tokens that a model reads.
+        seed: seed of the splits.
+        sha256: first digits of the SHA-256 of the text that results were measured on; None: any text.
 
     Raises:
         ConfigError: the options do not fit the text, or this Python has no sources on the disk.
@@ -189,26 +188,28 @@ _Document = tuple[int, int, Tensor]
 @target("data")
 @dataclass(eq=False)
 class PythonEpisodes(AbstractData[InMemoryTensors]):
-    """Tasks out of Python's own text: some windows of a document to learn from, others of it to be judged by.
+    """Few-shot tasks from Python's own text: a task consists of windows of one document.
 
-    A sample is a task, `{"support": {"input": (s, t) int64, "target": (s, t) int64}, "query": ..}`, with `"document"`
-    and `"domain"`, numbers that tell where its windows are from; a batch has the tasks along its first axis. A
-    document is a module's source, a topic of the language reference, and the like; see `PythonText`. No document is in
-    the tasks of two splits, and no window in both parts of a task.
+    A sample is a task, `{"support": {"input": (s, t) int64, "target": (s, t) int64}, "query": .., "document": ..,
+    "domain": ..}`; the last two are the numbers of its document and domain. A batch has the tasks along its first axis.
+    A document is, for example, the source of a module or a topic of the language reference; see `PythonText`. No
+    document is in the tasks of two splits, and no window is in both parts of a task.
 
     Args:
-        sizes: number of tasks by split name, out of `train`, `val` and `test`.
-        domains: of `PythonText`, which the documents are from.
-        shares: of the documents by split name; each domain's are divided so. None: SHARES.
-        num_support: windows that a task is learned from.
-        num_query: windows that the result is judged by.
-        vocabulary_size: 256; it stands in the configuration so that models can refer to it.
-        length: t, tokens that a model sees of a window.
-        seed: of the division of documents and of the tasks; a split's tasks do not depend on the other splits' sizes.
-        sha256: first digits of the hash of the text that results were measured on; None: any.
+        sizes: number of tasks by split name; the splits are `train`, `val` and `test`.
+        domains: names of the domains of `PythonText` that the documents come from.
+        shares: by split name, the share of each domain's documents that the split gets. None: train 0.7, val 0.1, test
+            0.2.
+        num_support: s, windows in the support part of a task, from which the task is learned.
+        num_query: windows in the query part, on which the result is evaluated.
+        vocabulary_size: 256; models refer to it in the configuration.
+        length: t, number of tokens that a model reads.
+        seed: seed of the division of documents and of the tasks; a split's tasks do not depend on the sizes of other
+            splits.
+        sha256: first digits of the SHA-256 of the text that results were measured on; None: any text.
 
     Attributes:
-        sha256: of the text, in hexadecimal digits.
+        sha256: the SHA-256 of the text, in hexadecimal digits.
 
     Raises:
         ConfigError: the options do not fit the text, or this Python has no sources on the disk.

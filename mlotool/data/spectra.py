@@ -1,4 +1,4 @@
-"""What the data sets of spectra share: pixels with many bands go in, normalised splits come out."""
+"""Data sets of spectra: pixels with many bands."""
 
 from dataclasses import dataclass
 from math import prod
@@ -20,16 +20,16 @@ SPLITS = ("train", "meta", "val", "test")
 
 @dataclass(eq=False)
 class AbstractSpectra(AbstractShapedData[InMemoryTensors]):
-    """Base of the data of spectra; a leaf reads or makes the pixels and hands them to `_split`.
+    """Base class of data sets of spectra; a subclass reads or makes the pixels and calls `_split`.
 
     Batches are `{"input": (b, d) float32, "target": (b,) int64, "index": (b,)}`. Each band is shifted and scaled to a
     mean of 0 and a standard deviation of 1 over `train` (over all pixels where there is no train split).
 
     Args:
         sizes: number of pixels by split name, drawn disjoint and stratified; see `split_indices`.
-        num_classes: must be what the data has; it stands in the configuration so that models can refer to it.
-        image_shape: (d,), the shape of one input; likewise.
-        seed: of the splits.
+        num_classes: must be the number of classes of the data; models refer to it in the configuration.
+        image_shape: (d,), the shape of one input; models refer to it too.
+        seed: seed of the splits.
 
     Raises:
         ConfigError: the options do not fit the data.
@@ -74,21 +74,21 @@ MAX_NUMBERS = 50_000_000
 @target("data")
 @dataclass(eq=False)
 class IndianPines(AbstractSpectra, FromFiles):
-    """10,249 labelled pixels with 220 spectral bands and 16 kinds of land cover, of an image of 145 x 145.
+    """10,249 labeled pixels of a 145 x 145 image, with 220 spectral bands and 16 kinds of land cover.
 
-    Reads `Indian_pines_gt.mat` (0: no label, which are left out; 1 to 16) and, by the number of bands that is asked
-    for, `Indian_pines.mat` (220) or `Indian_pines_corrected.mat` (200, without those that water absorbs). Of a file
-    its one array of numbers is read and nothing else: cells, structs and objects are refused by their header.
+    The labels are read from `Indian_pines_gt.mat` (1 to 16; pixels with 0 have no label and are left out). The pixels
+    are read from `Indian_pines.mat` for 220 bands, or from `Indian_pines_corrected.mat` for 200 bands, without those
+    that water absorbs. Only a file's one array of numbers is read; cells, structs and objects are refused.
 
     Args:
         root: the folder that holds the files.
         sizes: number of pixels by split name (`train`, `meta`, `val`, `test`), drawn disjoint and stratified.
         num_classes: 16.
         image_shape: (220,), or (200,) for the corrected file.
-        seed: of the splits.
+        seed: seed of the splits.
 
     Raises:
-        ConfigError: a file is not there or holds something else; the options do not fit the data.
+        ConfigError: a file is missing or has other content; or the options do not fit the data.
 
     Source: Baumgardner, Biehl and Landgrebe 2015, 220 Band AVIRIS Hyperspectral Image Data Set; 1,000 pixels of it in
     Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
@@ -148,25 +148,25 @@ BRIGHTNESS_STD = 0.1
 @target("data")
 @dataclass(eq=False)
 class SyntheticSpectra(AbstractSpectra):
-    """Pixels of the shape of Indian Pines, without a file: `x = a s_c + noise e`, standardised as `IndianPines`.
+    """Generated pixels with the shape of Indian Pines: `x = a s_c + noise e`, standardized as in `IndianPines`.
 
-    The spectrum s_c of class c is a sum of a curve that all classes share and of six Gaussian bumps of its own, a
-    quarter as high; the brightness a of a pixel is normal with mean 1 and standard deviation 0.1. The noise e is
-    smooth along the bands (a moving average of nine) with standard deviation 1, as errors of a sensor and mixed
-    pixels are, and not independent by band, which 220 bands would average out.
+    The spectrum s_c of class c is the sum of a curve that all classes share and of six Gaussian bumps of its own, a
+    quarter as high. The brightness a of a pixel is normal with mean 1 and standard deviation 0.1. The noise e has
+    standard deviation 1 and is smooth along the bands (a moving average of nine), like sensor errors and mixed pixels;
+    noise that is independent in each band would average out over 220 bands.
 
     Args:
-        sizes: number of pixels by split name, drawn disjoint and stratified; there are as many as they add up to,
-            with equal shares of the classes (to within one).
+        sizes: number of pixels by split name, drawn disjoint and stratified. All classes have equally many pixels (to
+            within one).
         num_classes: k.
         image_shape: (d,).
-        noise: standard deviation of the noise, where the classes' spectra differ by about 0.25.
-        seed: of spectra, pixels and splits.
+        noise: standard deviation of the noise; the spectra of the classes differ by about 0.25.
+        seed: seed of spectra, pixels and splits.
 
     Raises:
         ConfigError: fewer pixels than classes, or `image_shape` is not one number.
 
-    Source: stands in for the data of Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
+    Source: a replacement for the data of Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
 
     Example:
         >>> data = SyntheticSpectra({"train": 1000, "val": 200})

@@ -1,4 +1,4 @@
-"""What every data object has, splits by name; and which samples belong to which, by the labels, sizes and a seed."""
+"""Splits by name, which every data object has, and how samples are drawn for them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ def at(values: Any, index: Tensor) -> Tensor:
 class InMemoryTensors(Dataset[dict[str, Any]]):
     """One split: named tensors with the samples along their first axis, possibly nested in dicts.
 
-    Batches have the same names, and `"index": (b,) int64`, the sample's position in this split.
+    Batches have the same names, and also `"index": (b,) int64`, the samples' positions in this split.
 
     Args:
         values: tensors (n, ...), or dicts of such.
@@ -79,10 +79,10 @@ ImbalanceFactor = Annotated[float, Ge(1)]
 
 
 class AbstractData(Generic[D]):
-    """Base of the data objects; a leaf makes the splits and sets `num_classes` and what else models are sized by.
+    """Base class of data objects; a subclass makes the splits, and sets `num_classes` and other sizes for models.
 
     Args:
-        datasets: by name of the split, in the order in which `splits` lists them.
+        datasets: the data sets by split name, in the order in which `splits` lists them.
     """
 
     num_classes: int
@@ -103,13 +103,13 @@ class AbstractData(Generic[D]):
 
 @dataclass(eq=False)
 class AbstractShapedData(AbstractData[D]):
-    """Base of the data for classifiers and regressions, with the settings of all of them.
+    """Base class of data for classification and regression, with their common settings.
 
     Args:
         sizes: number of samples by split name.
-        num_classes: must be what the data has; it stands in the configuration so that models can refer to it.
-        image_shape: shape of one input; likewise.
-        seed: of the splits, and of what is random in the samples: another seed is another data set.
+        num_classes: must be the number of classes of the data; models refer to it in the configuration.
+        image_shape: shape of one input; models refer to it too.
+        seed: seed of the splits and of random parts of the samples; another seed is another data set.
     """
 
     sizes: Sizes
@@ -134,10 +134,10 @@ class AbstractShapedData(AbstractData[D]):
 
 @dataclass(eq=False)
 class FromFiles:
-    """Base of the data that are read from files on this machine.
+    """Base class of data that is read from files on this machine.
 
     Args:
-        root: the folder that holds them.
+        root: the folder with the files.
     """
 
     root: str
@@ -179,14 +179,14 @@ def require_known(key: str, name: str, known: Sequence[str], advice: str = "") -
 def split_indices(target: Tensor, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
     """Draw disjoint, stratified splits.
 
-    The samples are shuffled and put in an order of which every stretch holds the classes in the proportions of the
-    whole, to within one sample a class; the splits are stretches of it. `train` comes last, so the other splits stay
-    the same when its size changes.
+    The samples are shuffled and sorted so that any consecutive samples contain the classes in the proportions of the
+    whole, to within one sample per class. Each split takes consecutive samples. `train` comes last, so the other splits
+    do not change with its size.
 
     Args:
         target: (n,) int64 labels.
         sizes: number of samples by split name; their sum is at most n.
-        seed: of the shuffle, 0 or more.
+        seed: seed of the shuffle, 0 or more.
 
     Returns:
         Positions in `target` by split name, int64; a split of size 0 is left out.
@@ -216,15 +216,15 @@ def long_tail_counts(class_counts: Tensor, imbalance_factor: ImbalanceFactor) ->
 
         n_c = floor(n_max * IF^(-c / (C - 1))),   c = 0 .. C - 1
 
-    so class 0 is the most common and class C - 1 has 1 / IF of its samples. `n_max` is the largest number for which
-    every class has as many: class 0's whole count in a balanced set.
+    So class 0 is the most common, and class C - 1 has 1 / IF times as many samples. `n_max` is the largest number for
+    which each class has enough samples; in a balanced data set, it is the number of samples of a class.
 
     Args:
-        class_counts: (C,) samples there are of each class.
-        imbalance_factor: IF, at least 1, the most common class over the rarest.
+        class_counts: (C,), the number of samples of each class.
+        imbalance_factor: IF, at least 1, the size of the most common class divided by that of the rarest.
 
     Returns:
-        (C,) int64, at least 1 wherever the class has a sample.
+        (C,) int64, at least 1 for each class that has a sample.
 
     Source: Cui et al. 2019, Class-Balanced Loss, section 5.1; Shu et al. 2019, Meta-Weight-Net, section 4.1.
 
@@ -242,9 +242,10 @@ def long_tail_counts(class_counts: Tensor, imbalance_factor: ImbalanceFactor) ->
 
 
 def long_tail_indices(target: Tensor, num_classes: int, imbalance_factor: float) -> Tensor:
-    """Choose the samples of a long tail: the first `long_tail_counts` ones of each class.
+    """Choose the samples of a long tail: of each class the first ones, as many as `long_tail_counts` returns.
 
-    There is no seed, as `split_indices` has shuffled already; a larger factor keeps a subset of a smaller one's.
+    There is no seed, as `split_indices` has shuffled the samples. A larger factor keeps a subset of what a smaller one
+    keeps.
 
     Args:
         target: (n,) int64 labels, in a random order.

@@ -1,4 +1,4 @@
-"""A table of one's own: a CSV file or a pandas DataFrame, one sample a row."""
+"""A table of your own: a CSV file or a pandas DataFrame, with one sample per row."""
 
 import csv
 import math
@@ -32,41 +32,43 @@ Columns = dict[str, list[Any]]
 class Table(AbstractData[InMemoryTensors]):
     """Rows of a table, with one column as the target.
 
-    Batches are `{"input": (b, d) float32, "target": .., "index": (b,)}`; with columns of categories also
-    `"category": (b, c) int64`, the number of each one's category.
+    Batches are `{"input": (b, d) float32, "target": .., "index": (b,)}`, and with c columns of categories also
+    `"category": (b, c) int64`, the number of the category in each of these columns.
 
-    - A column of numbers is standardised by the mean and the standard deviation of the training split. A missing number
+    - A column of numbers is standardized by the mean and the standard deviation of the training split. A missing number
       becomes that mean, and the input gets a column that is 1 where it was missing.
-    - A column of anything else has categories; a missing one is a category as well. In the input each category has a
-      column that is 1 where a row has it (`one_hot`).
-    - The target is a class (b,) int64, or a number (b, 1) float32, standardised as well. Rows without one are left out.
+    - Any other column has categories; a missing value is a category too. With `one_hot`, each category has a column in
+      the input that is 1 for the rows of that category.
+    - The target is a class (b,) int64, or a number (b, 1) float32, which is standardized too. Rows without a target are
+      left out.
 
     Args:
         path: a CSV file with a header, or a pandas DataFrame.
         target: the column to predict.
-        task: null: regression where the target has numbers other than whole ones, or more than 20 values of them; else
-            classification.
-        fractions: of the rows, by name of the split; they are drawn, in classification with the classes in equal
-            proportions. `train` gets what rounding leaves.
-        split_column: a column that names each row's split, in place of `fractions`.
-        numeric: columns of numbers; those that are not named are of numbers if all their values are.
-        categorical: columns of categories, though all their values may be numbers.
+        task: `regression` or `classification`; null: regression if the target has numbers that are not whole, or more
+            than 20 different numbers, else classification.
+        fractions: fraction of the rows by split name. Rows are drawn at random; in classification, each split has the
+            classes in the same proportions. `train` gets the rows that rounding leaves over.
+        split_column: a column with the name of each row's split, in place of `fractions`.
+        numeric: columns of numbers; a column that is named nowhere has numbers if all its values are numbers.
+        categorical: columns of categories, even if all their values are numbers.
         ignore: columns that are left out.
-        one_hot: whether categories are in the input; false: they are in `category` alone.
-        standardize: whether numbers, the target's too, are standardised.
-        max_categories: that one column may have; more are refused, as of a column of names or texts.
-        delimiter: between the values of a file.
-        num_classes: number of outputs, 1 in regression; null: as the table has, as for the next two.
-        image_shape: [d], the shape of one input.
-        sizes: number of rows by split name.
-        seed: of the splits.
+        one_hot: whether categories are part of the input; false: they are in `category` only.
+        standardize: whether numbers, including those of the target, are standardized.
+        max_categories: the most categories of a column; a column with more, such as one of names or texts, is an error.
+        delimiter: the character between the values of a file.
+        num_classes: number of outputs, 1 in regression; null: as in the table.
+        image_shape: [d], the shape of one input; null: as in the table.
+        sizes: number of rows by split name; null: as in the table.
+        seed: seed of the splits.
 
     Attributes:
         columns: names of the columns of the input, d.
         categories: names of the categories by column, in the order of their numbers.
         classes: names of the classes; empty in regression.
-        target_mean: of the training split; `prediction * target_std + target_mean` is in the target's own unit.
-        target_std: likewise.
+        target_mean: mean of the target in the training split; `prediction * target_std + target_mean` is in the
+            target's own unit.
+        target_std: standard deviation of the target in the training split.
 
     Example:
         >>> import tempfile
@@ -187,7 +189,7 @@ class Table(AbstractData[InMemoryTensors]):
                 name: torch.tensor([row for row, own in enumerate(names) if own == name])
                 for name in dict.fromkeys(names)
             }
-        advice = "Give train some rows: the statistics of numbers are its."
+        advice = "Give train some rows: numbers are standardized by its statistics."
         require("train" in rows, "data: splits with rows", list(rows), "train among them", advice)
         return rows
 

@@ -1,4 +1,4 @@
-"""What all text data objects share: texts with labels and votes go in, splits of token ids come out.
+"""What all text data sets share: how texts with labels and votes become splits of token ids.
 
 A labeler votes for a class or abstains. Both ways to combine votes give probabilities; `hard_labels` makes labels of
 them.
@@ -27,12 +27,13 @@ PADDING, UNKNOWN = 0, 1
 
 
 class Vocabulary:
-    """The commonest words of some texts; ids begin with 0 for padding and 1 for what is unknown.
+    """The most common words of some texts; id 0 is padding, and id 1 stands for unknown words.
 
-    Words are runs of letters, digits and apostrophes, in lower case; every other sign but space is a word of its own.
+    Words are sequences of letters, digits and apostrophes, in lower case; any other character except space is a word
+    too.
 
     Args:
-        words: with the ids 2, 3, ...
+        words: the words with the ids 2, 3, ...
 
     Example:
         >>> Vocabulary.of(["A good film.", "a bad one"], max_size=5).encode(["a good one"], length=4)
@@ -45,9 +46,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Sequence[str], max_size: int) -> "Vocabulary":
-        """Return the vocabulary of `texts`, at most `max_size` with the two special ones.
+        """Return the vocabulary of `texts`, with at most `max_size` ids including the two special ones.
 
-        Words that are as common are taken in the order of the alphabet, so that it does not depend on the texts' order.
+        Equally common words are taken in alphabetical order, so that the result does not depend on the order of the
+        texts.
         """
         counts = Counter(word for text in texts for word in split_words(text))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -57,7 +59,7 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, texts: Sequence[str], length: int) -> Tensor:
-        """Return (n, t) int64; what is longer loses its end, what is shorter ends with padding."""
+        """Return token ids (n, t) int64; longer texts are cut at the end, and shorter ones are padded."""
         ids = torch.full((len(texts), length), PADDING, dtype=torch.int64)
         for row, text in enumerate(texts):
             token_ids = [self._ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
@@ -145,7 +147,7 @@ NUM_BALANCING_STEPS = 50
 
 
 def majority_vote(weak_labels: Tensor, num_classes: int, abstain: int = ABSTAIN) -> Tensor:
-    """Return 1 for the class with the most votes, equal shares where several have as many.
+    """Return the probabilities of classes by majority vote: 1 for the class with the most votes, equal shares for ties.
 
     Args:
         weak_labels: (n, m) int64, classes from 0 to k - 1 or `abstain`.
@@ -173,7 +175,7 @@ class LabelModel:
     Attributes:
         accuracy: (m,) a_j, how often labeler j is right when it votes.
         probabilities: (n, k) q_ic, that sample i is of class c; the class balance where all abstain.
-        num_iterations: that were made.
+        num_iterations: number of iterations.
     """
 
     accuracy: Tensor
@@ -199,21 +201,21 @@ def label_model(
         E:  q_ic = w_c p(l_i | y_i = c) / sum_d w_d p(l_i | y_i = d),   w such that the mean of q is the class balance
         M:  a_j = (sum over i that j votes on of q_i[l_ij] + 0.7 s) / (number of its votes + s),   s = prior_votes
 
-    To abstain says nothing about the label, so b_j cancels. The class balance is held (posterior regularization),
-    not fitted: rules that only ever vote for one class fit best where all samples are of that class. The samples on
-    which nobody votes take no part. Ties remain ties in q, for `hard_labels` to break.
+    Abstaining does not depend on the label, so b_j cancels. The class balance is fixed (posterior regularization) and
+    not fitted: rules that vote for one class only would otherwise fit best with all samples in that class. Samples
+    without votes are left out. Ties remain ties in q; `hard_labels` breaks them.
 
     Args:
         weak_labels: (n, m) int64, classes from 0 to k - 1 or `abstain`.
         num_classes: k, at least 2.
         abstain: the value of no vote.
-        class_balance: (k,) how common the classes are; None: equally.
-        max_iterations: of both steps.
+        class_balance: (k,), the frequencies of the classes; None: equal ones.
+        max_iterations: the most iterations of both steps.
         prior_votes: s; 0: none.
-        tolerance: stop when no accuracy moves by more.
+        tolerance: the fit stops when no accuracy changes by more than this.
 
     Returns:
-        The fitted model, float64. Cost: O(p m k) an iteration, p being the number of different rows of votes.
+        The fitted model, float64. Cost: O(p m k) per iteration, where p is the number of different rows of votes.
 
     Source: Ratner et al. 2016, Data Programming, section 3 (equation 1, for two equally common classes; for more, the
     errors are shared evenly, the one-coin variant of Dawid and Skene 1979); Ganchev et al. 2010, Posterior
@@ -248,7 +250,7 @@ def label_model(
 
 
 def hard_labels(probabilities: Tensor, seed: int) -> Tensor:
-    """Return the most probable class of each sample (n,) int64; among equals, one that the seed draws."""
+    """Return the most probable class of each sample, (n,) int64; ties are broken at random, by the seed."""
     order = torch.from_numpy(np.random.default_rng([seed, 3]).random(tuple(probabilities.shape)))
     # 1e-9: sums of the same numbers in another order are equal.
     is_most = probabilities >= probabilities.max(dim=1, keepdim=True).values - 1e-9
@@ -310,21 +312,23 @@ class TextPart:
 
 @dataclass(eq=False)
 class AbstractTextData(AbstractData[InMemoryTensors]):
-    """Base of the text data, with the settings of all of them; a leaf reads its files and hands them to `_split`.
+    """Base class of text data, with the common settings; a subclass reads its files and calls `_split`.
 
-    Batches are `{"input": (b, t) int64 token ids, "target": (b,) int64, "index": (b,) int64}`, and, of a `train` whose
-    labels are made of votes, `"clean_target": (b,) int64` and `"weak_labels": (b, m) int64`.
+    Batches are `{"input": (b, t) int64 token ids, "target": (b,) int64, "index": (b,) int64}`. If the labels of `train`
+    are made from votes, its batches also have `"clean_target": (b,) int64` and `"weak_labels": (b, m) int64`.
 
     Args:
-        sizes: number of texts by split name, before the long tail and before those without a vote are left out.
-        num_classes: must be what the data has; it stands in the configuration so that models can refer to it.
-        vocabulary_size: words at most, with padding (0) and unknown (1); likewise.
-        length: tokens of a text, cut or padded; likewise.
-        labels: of `train`. `clean`: the true ones; `majority_vote` or `label_model`: made of the votes, without the
-            texts on which nobody votes. The label model is told how common the classes are in `meta` and `val`.
-        imbalance_factor: of the long tail of `train`, by its true labels; None: as it is. See `long_tail_counts`.
+        sizes: number of texts by split name, before a long tail is made and texts without a vote are left out.
+        num_classes: must be the number of classes of the data; models refer to it in the configuration.
+        vocabulary_size: the most token ids, including padding (0) and unknown (1); models refer to it too.
+        length: number of tokens to which texts are cut or padded; models refer to it too.
+        labels: labels of `train`. `clean`: the true labels; `majority_vote` or `label_model`: labels made from the
+            votes, which leaves out texts without votes. The label model gets the class frequencies from `meta` and
+            `val`.
+        imbalance_factor: factor between the most common and the rarest class of `train`, by true labels; None: classes
+            stay as they are. See `long_tail_counts`.
         tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
-        seed: of the splits and of ties between votes.
+        seed: seed of the splits and of ties between votes.
 
     Raises:
         ConfigError: the settings do not fit the data.

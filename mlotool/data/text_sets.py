@@ -1,4 +1,4 @@
-"""Text classification: the sets of WRENCH, the Stanford Sentiment Treebank, and reviews out of templates."""
+"""Text classification: the data sets of WRENCH, the Stanford Sentiment Treebank, and generated reviews."""
 
 import csv
 import json
@@ -24,20 +24,20 @@ FILES = ("train.json", "valid.json", "test.json")
 class Wrench(AbstractTextData, FromFiles):
     """One text classification set of WRENCH, read from `root/{train,valid,test}.json`.
 
-    `train` is of the published train part, with labels made of its votes; `meta` and `val` are disjoint draws of the
-    published valid part, `test` of the test part, all with true labels. Of the relation sets (SemEval, ChemProt) the
-    text is read without its marks of entities.
+    `train` is drawn from the published train part, with labels that are made from its votes. `meta` and `val` are drawn
+    from the published valid part, disjoint, and `test` from the test part, all with true labels. The texts of the
+    relation data sets (SemEval, ChemProt) are read without their entity marks.
 
     Args:
-        root: the folder that holds the three files.
-        sizes: see `AbstractTextData`, as for all keywords.
+        root: the folder with the three files.
+        sizes: number of texts by split name; see `AbstractTextData`.
         num_classes: number of classes.
-        vocabulary_size: words at most, with padding and unknown.
-        length: tokens of a text.
-        labels: of `train`: `label_model`, `majority_vote` or `clean`.
-        imbalance_factor: of the long tail of `train`, or None.
+        vocabulary_size: the most token ids, including padding and unknown.
+        length: number of tokens to which texts are cut or padded.
+        labels: labels of `train`: `label_model`, `majority_vote` or `clean`.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None.
         tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
-        seed: of the splits and of ties between votes.
+        seed: seed of the splits and of ties between votes.
 
     Raises:
         ConfigError: the files are not there or not laid out like this; the options do not fit the data.
@@ -65,7 +65,8 @@ class Wrench(AbstractTextData, FromFiles):
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"data.root={self.root}: {path} is no text set of WRENCH ({type(error).__name__}: {error}); expected "
+                f"data.root={self.root}: {path} is not a text data set of WRENCH ({type(error).__name__}: {error}); "
+                "expected "
                 f'{", ".join(FILES)} there, of {{"0": {{"label": 1, "weak_labels": [1, -1], "data": {{"text": ".."}}}}'
                 ", ..}. Download its datasets (https://github.com/JieyuZ2/wrench), and set data.root to the folder of "
                 "one of them."
@@ -87,13 +88,13 @@ class SST(AbstractTextData, FromFiles):
       from dev.txt, `test` from test.txt.
 
     Args:
-        root: the folder that holds the files of either.
-        sizes: see `AbstractTextData`, as for all keywords.
-        num_classes: 2, or 5 of the trees.
-        vocabulary_size: words at most, with padding and unknown.
-        length: tokens of a text.
+        root: the folder with the files of one of the two.
+        sizes: number of texts by split name; see `AbstractTextData`.
+        num_classes: 2, or 5 for the trees.
+        vocabulary_size: the most token ids, including padding and unknown.
+        length: number of tokens to which texts are cut or padded.
         labels: `clean`, as there are no votes.
-        imbalance_factor: of the long tail of `train`, or None.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None.
         tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
         seed: of the splits.
 
@@ -130,8 +131,8 @@ def _read_table(path: Path) -> TextPart:
         return TextPart([row["sentence"] for row in rows], torch.tensor([int(row["label"]) for row in rows]))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is no table of SST-2 ({type(error).__name__}: {error}); expected the columns sentence and label, "
-            "separated by tabs. Unpack the published file again."
+            f"{path} is not a table of SST-2 ({type(error).__name__}: {error}); expected the columns sentence and "
+            "label, separated by tabs. Unpack the published file again."
         ) from error
 
 
@@ -170,7 +171,7 @@ NUM_CLAUSES, MINORITY_RATE, NEGATED_RATE, NEUTRAL_RATE, ENDING_RATE = 3, 0.15, 0
 
 
 class KeywordRule(NamedTuple):
-    """A labeler that votes for a class where a text has one of some words, and abstains elsewhere."""
+    """A labeler that votes for a class if a text has one of some words, and abstains otherwise."""
 
     label: int
     words: frozenset[str]
@@ -196,21 +197,21 @@ RULES = (
 @target("data")
 @dataclass(eq=False)
 class SyntheticText(AbstractTextData):
-    """Reviews of three judgements, of which most decide the label; nine keyword rules, blind to "not", vote on them.
+    """Generated reviews of three judgments, whose majority is the label, with the votes of nine keyword rules.
 
-    Whether a judgement is good or bad follows from its words alone, so the label is a function of the text, but not one
-    of single words: "not dull" is good. Batches are those of `AbstractTextData`; `train` has wrong labels unless
-    `labels` is `clean`, all other splits have true ones.
+    The label is a function of the text, but not of single words: "not dull" is a good judgment. The rules ignore "not",
+    so some of their votes are wrong. Batches are those of `AbstractTextData`. `train` has wrong labels unless `labels`
+    is `clean`; all other splits have true labels.
 
     Args:
-        sizes: see `AbstractTextData`, as for all keywords; splits are any names.
+        sizes: number of texts by split name, with any names; see `AbstractTextData`.
         num_classes: 2, negative and positive.
-        vocabulary_size: words at most, with padding and unknown.
-        length: tokens of a text.
-        labels: of `train`: `majority_vote`, `label_model` or `clean`.
-        imbalance_factor: of the long tail of `train`, or None.
+        vocabulary_size: the most token ids, including padding and unknown.
+        length: number of tokens to which texts are cut or padded.
+        labels: labels of `train`: `majority_vote`, `label_model` or `clean`.
+        imbalance_factor: factor between the most common and the rarest class of `train`, or None.
         tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
-        seed: of the texts and of ties between votes.
+        seed: seed of the texts and of ties between votes.
 
     Example:
         >>> data = SyntheticText({"train": 200, "val": 50})
@@ -237,7 +238,7 @@ def make_corpus(size: int, seed: list[int]) -> TextPart:
 
 
 def _write(label: int, generator: np.random.Generator) -> str:
-    """Write one review; at most one of its three judgements is against its label."""
+    """Write one review; at most one of its three judgments is against its label."""
     sides = [label] * NUM_CLAUSES
     if generator.random() < NUM_CLAUSES * MINORITY_RATE:
         sides[generator.integers(NUM_CLAUSES)] = 1 - label

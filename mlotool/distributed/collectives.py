@@ -44,7 +44,7 @@ def naming_the_lost(word: str, own: int, other: int | None = None) -> Iterator[N
         lost = f"another {word}" if other is None else f"{word} {other}"
         raise RunError(
             f"{word.capitalize()} {own} has lost the process of {lost} ({str(error).split('. ')[0]}); expected it to "
-            "stay until the run ends. Look at what that process has said, and go on with resume=auto."
+            "stay until the run ends. Look at the output of that process, and continue with resume=auto."
         ) from error
 
 

@@ -188,8 +188,8 @@ def _num_nodes(path: Path, text: str, max_nodes: int) -> int:
             # A plain text's style is None, or '' where libyaml has read it.
             if not node.style and _ODD_NUMBER.fullmatch(node.value):
                 raise ConfigError(
-                    f"{path}: found {node.value}{_line(node)}, which YAML reads as an octal number or one to the base "
-                    "60. Write the number that you mean, or put quotes around a text."
+                    f"{path}: found {node.value}{_line(node)}, which YAML reads as a number in base 8 or 60. Write the "
+                    "number in base 10, or put quotes around a text."
                 )
             num_nodes += len(node.value) // _CHARACTERS_A_NODE
         elif isinstance(node, yaml.MappingNode):
@@ -221,7 +221,7 @@ def _checked_keys(path: Path, keys: list[yaml.Node]) -> int:
 
 
 def _too_deep(path: Path, where: Any) -> ConfigError:
-    return ConfigError(f"{path}: found more than {MAX_DEPTH} levels{_line(where)}. Write less deeply.")
+    return ConfigError(f"{path}: found more than {MAX_DEPTH} levels{_line(where)}. Use fewer levels.")
 
 
 def _check_text(path: Path, node: yaml.ScalarNode, what: str, limit: int) -> None:

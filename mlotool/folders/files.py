@@ -15,11 +15,11 @@ from mlotool.core.messages import escape
 
 _SUFFIX = ".tmp"
 _FULL = ("room for it", "Free some space, or choose another disk.")
-_TAKEN = ("a place for it", "Rename what stands there, or remove it.")
+_TAKEN = ("a place for it", "Rename or remove what is there.")
 _EXPECTED = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR), _TAKEN),
-    errno.ENOENT: ("the folder that was there before", "Put it back, or begin anew in another folder."),
+    errno.ENOENT: ("the folder that was there before", "Put it back, or start again in another folder."),
 }
 
 

@@ -65,12 +65,12 @@ def folder_of(key: str, source: str) -> Path:
     if at_home(source).is_dir():
         return at_home(source)
     if not is_name(source):
-        raise ConfigError(f"{key}: found '{source}', where no folder is; expected one. Correct {key}.")
+        raise ConfigError(f"{key}: found '{source}', which is not a folder; expected one. Correct {key}.")
     if not is_allowed():
         how = "--allow-hub on the command line" if is_command_line() else "allow_hub=True"
         raise ConfigError(
-            f"{key}: found '{source}', where no folder is; expected a folder on this machine, as nothing is downloaded "
-            f"unasked. Correct {key}; or, if it is a name on the Hugging Face Hub, allow it by {how}."
+            f"{key}: found '{source}', which is not a folder; expected a folder on this machine, as downloads need "
+            f"your permission. Correct {key}; or, if it is a name on the Hugging Face Hub, allow the download by {how}."
         )
     match = _NAME.fullmatch(source)
     assert match is not None
@@ -113,7 +113,7 @@ def _asked(key: str, source: str, function: str, match: re.Match[str], **options
     except (OSError, ValueError, RuntimeError) as error:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(
-            f"{key}: found '{source}', which the Hugging Face Hub does not give ({said}); expected a model with "
-            f"{CONFIG} and {WEIGHTS}. Correct the name, or give a folder."
+            f"{key}: found '{source}', which could not be downloaded from the Hugging Face Hub ({said}); expected a "
+            f"model with {CONFIG} and {WEIGHTS}. Correct the name, or give a folder."
         ) from error
     return found

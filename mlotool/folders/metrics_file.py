@@ -69,8 +69,8 @@ def _cut(path: Path, position: int) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size < position:
         warnings.warn(
-            f"{path} has {size} bytes, while the checkpoint knows of {position}; expected the file of the run. Copy it "
-            "from where the run was, or go on without these lines.",
+            f"{path} has {size} bytes, but had {position} when the checkpoint was written; expected the file of the "
+            "run. Copy it from where the run was, or go on without the missing lines.",
             stacklevel=4,
         )
     if path.exists():

@@ -290,7 +290,7 @@ class RunFolder(Folder):
         # Of bytes at random it may be any error: zlib's, and those of Python's parser, which numpy reads headers with.
         except Exception as error:
             raise RunFileError(
-                f"{self.path / name}: found what cannot be drawn ({error}); expected the arrays that a run writes. "
+                f"{self.path / name}: found arrays that cannot be drawn ({error}); expected those that a run writes. "
                 "Remove it."
             ) from error
 

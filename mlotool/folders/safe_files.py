@@ -51,8 +51,8 @@ def located(root: Path, name: str | Path) -> Path:
     home, place = os.path.realpath(root), os.path.realpath(root / name)
     if os.path.commonpath((home, place)) != home:
         raise RunFileError(
-            f"{_shown(root / name)}: found a link that leads out of its folder, or a file behind one; expected files "
-            f"that lie in {_shown(root)}, as it may be anybody's. Put a copy in the link's place."
+            f"{_shown(root / name)}: found a link that leads out of its folder, or a file behind such a link; expected "
+            f"files in {_shown(root)}, as this folder may be anybody's. Replace the link by a copy."
         )
     return Path(place)
 
@@ -114,7 +114,9 @@ def read_json(root: Path, name: str | Path, max_bytes: int = MAX_JSON_BYTES) -> 
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise RunFileError(f"{shown}: found no mapping of JSON; expected the file as the run wrote it. Remove it.")
+        raise RunFileError(
+            f"{shown}: found something else than a JSON object; expected the file as the run wrote it. Remove it."
+        )
     return content
 
 
@@ -196,7 +198,7 @@ def _is_wandb_link(root: Path, path: Path) -> bool:
 def _check_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = stat.filemode(status.st_mode)
-        raise RunFileError(f"{path}: found no regular file ({kind}); expected one. Remove it.")
+        raise RunFileError(f"{path}: found a special file ({kind}); expected a regular file. Remove it.")
 
 
 def _whole(digits: str) -> int | float | None:

@@ -64,7 +64,8 @@ class SweepFolder(Folder):
         if taken is not None:
             # It would be taken for the job's own run, or be removed.
             raise ConfigError(
-                f"hydra.sweep.dir: found {taken}, which holds files already, a job's. Name another one, or remove it."
+                f"hydra.sweep.dir: found {taken}, the folder of a job, which has files already. Name another folder, "
+                "or remove it."
             )
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def rows_at(tick: int, members: Sequence[int], ends: Mapping[int, int]) -> tuple
 
 World = Callable[[int], AbstractContextManager[Callable[[], bool]]]
 
-_DRAWS = "a loss or the data draw from numpy's or Python's global random numbers, of which each run has its own"
+_DRAWS = "a loss or the data use numpy's or Python's global random numbers, which fused runs would share"
 
 
 @dataclass
@@ -178,7 +178,7 @@ class FusedTicks:
             self._is_told = True
             for record in self.records:
                 if len(record.members) == 1:
-                    record.reason = "no other run of its group has a program of its structure"
+                    record.reason = "no other run of its group has a program of the same structure"
             self._when_decided(self.records)
         for record in self.records:
             if record.stack is not None and any(self._record_of[member] is record for member in members):

@@ -668,10 +668,10 @@ class TakenStep(NamedTuple):
 
     Args:
         theta: the parameters before it.
-        state: the optimizer's state before it, one mapping a parameter.
+        state: the optimizer's state before it, one mapping per parameter.
         batches: of its gradient.
         buffers: before each evaluation; empty where there are none.
-        settings: hyperparameters, one mapping a parameter.
+        settings: hyperparameters, one mapping per parameter.
         numbers: those of them that are arguments, (n,) float64.
         places: by parameter, where among the numbers a hyperparameter stands.
     """

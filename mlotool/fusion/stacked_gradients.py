@@ -275,7 +275,7 @@ class Stacked:
     """The gradients of one problem of all members.
 
     Args:
-        gradient: one tensor a parameter, (members, ...); None where it is unused.
+        gradient: one tensor per parameter, (members, ...); None where it is unused.
         loss: (members,).
         metrics: (members,) each, by name.
     """
@@ -472,7 +472,7 @@ class StackedGradients:
                 raise
             begin = f"problems.{function.gradients.problem}.loss."
             numbers = [value.key for value in self._values if value.key.startswith(begin)]
-            hint = f"; {', '.join(numbers)}, in which runs differ, may do arithmetic alone" if numbers else ""
+            hint = f"; {', '.join(numbers)}, in which runs differ, may be used in arithmetic only" if numbers else ""
             raise NotFusedError(f"{trace.reason_of(error)}{hint}") from error
         finally:
             engine.random.load_state_dict(random)
@@ -602,8 +602,8 @@ class GradientComparison:
             for (problem, _), difference in _distances(ends, others, {}, 0.0).items():
                 if not difference <= limit:
                     raise NotFusedError(
-                        f"the gradient of problems.{problem} is another function in other runs ({difference:.1e} "
-                        "apart, relative): what a loss or a module holds that is no tensor differs by run, or changes"
+                        f"the gradient of problems.{problem} is another function in other runs (relative difference "
+                        f"{difference:.1e}): a loss or a module has a value, not a tensor, that differs or changes"
                     )
             self._alike.add(number)
 
@@ -619,11 +619,11 @@ class GradientComparison:
         with self._members.unmoved(there[0]) as restore:
             alone_s = len(there) * _fastest(lambda: self._members.prepared(there[0], batches), restore)[0]
         differences = (self.difference(number, batches, fused) for number in there)
-        reason = "one program of all takes longer" if fused_s > alone_s else ""
+        reason = "fused runs take longer" if fused_s > alone_s else ""
         for problem, difference in filter(None, differences):
             reason = (
-                f"the gradient of problems.{problem} as one program is {difference:.1e} (relative) off that of a run's "
-                "own plan"
+                f"the gradient of problems.{problem} in fused runs differs by {difference:.1e} (relative) from that of "
+                "a run alone"
             )
             break
         at_once = self._gradients.at_once if self._gradients.at_once < len(there) else None

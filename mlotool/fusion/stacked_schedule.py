@@ -296,13 +296,13 @@ class StackedRound:
         wrong = self._compared([turn], tick, batches, fused)
         if wrong:
             wrong |= self._compared([number for number in there if number != turn], tick, batches, fused)
-            reason = "what a gradient depends on has changed by what is no tensor (a counter, a file, a clock)"
+            reason = "a gradient depends on something that changes and is not a tensor (a counter, a file, a clock)"
             self._put_apart(tick - 1, reason)
             if len(wrong) < len(there):
                 warnings.warn(
-                    "Gradients as one program of several runs were wrong for some of them, which have ended: "
-                    f"{wrong[turn]} Those of the others are right at tick {tick}, and are taken one by one from there "
-                    f"on; whether they were from tick {self._compared_at + 1} on is not known.",
+                    f"Some of the fused runs had wrong gradients and were ended: {wrong[turn]} The gradients of the "
+                    f"other runs are right at tick {tick}, and are computed one by one from now on; whether they were "
+                    f"right since tick {self._compared_at + 1} is not known.",
                     stacklevel=2,
                 )
             errors |= wrong
@@ -320,10 +320,10 @@ class StackedRound:
             try:
                 if difference := self._comparison.difference(number, batches, fused):
                     errors[number] = RunError(
-                        f"problems.{difference[0]}: found a gradient, as part of one program of several runs, that "
-                        f"differs from that of this run's own plan by {difference[1]:.1e} (relative) at tick {tick}; "
-                        "expected rounding. Its loss or a module depends on what is no tensor: gradients since tick "
-                        f"{self._compared_at + 1} may be wrong, so the run ends. Keep it in a buffer, or write "
+                        f"problems.{difference[0]}: found a gradient in fused runs that differs from the gradient of "
+                        f"this run alone by {difference[1]:.1e} (relative) at tick {tick}; expected a difference of "
+                        "rounding. The loss or a module depends on a value that is not a tensor: gradients since tick "
+                        f"{self._compared_at + 1} may be wrong, so the run ends. Keep the value in a buffer, or write "
                         "sweep.fuse=1."
                     )
             except Exception as error:
@@ -496,9 +496,9 @@ class StackedSchedule:
             return
         self._looked_at = self._stack.changes
         if hook := self._guard.hook():
-            self._change = f"{hook}, which one program of several runs does not call"
+            self._change = f"{hook}, which fused runs do not call"
         elif change := self._guard.change():
-            self._change = f"{change} has changed, which a trace has fixed"
+            self._change = f"{change} has changed, while a trace takes it as constant"
 
     def _round(self, names: tuple[str, ...]) -> StackedRound:
         if names not in self._rounds:

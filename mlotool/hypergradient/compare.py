@@ -333,7 +333,9 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
             _solve(program, solved, batches)
             residual = _stationarity(program, solved, batches) / max(before, torch.finfo(torch.float64).tiny)
             if residual > SOLVED:
-                return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
+                return Slope(
+                    residual, note=(f"the lower problems' gradients shrink only to {residual:.1e} of their size")
+                )
         exact, own = gradient(most_exact(program)), gradient(program)
         length = float(exact.norm())
         if length == 0.0:
@@ -355,7 +357,7 @@ def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -
         problem = program.problems[name]
         size = sum(tensor.numel() for tensor in problem.theta.values())
         if size > max_parameters:
-            return f"'{name}' has {size} parameters; it is solved up to {max_parameters}"
+            return f"'{name}' has {size} parameters; only problems of up to {max_parameters} are solved"
         if set(program.graph.upper_to_lower.get(name, ())) & set(program.graph.below(name)):
             return f"'{name}' both shapes and reads a lower problem; such a program is not solved here"
     return ""

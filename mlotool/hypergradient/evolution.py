@@ -23,47 +23,49 @@ End = tuple[tuple[Tensor, ...], tuple[State, ...]]
 @target("hypergradient")
 @dataclass(frozen=True)
 class EvolutionStrategies(AbstractZerothOrder, AbstractStepwise):
-    """The gradient of the upper loss smoothed by a Gaussian, from antithetic pairs of rollouts.
+    """Evolution strategies: the upper gradient estimated from values of the upper loss at random perturbations.
 
         g = 1 / (2 sigma num_pairs) sum_i (C(x + sigma e_i) - C(x - sigma e_i)) E_i,   e_i ~ N(0, I)
-        E_i = e_i, or `persistent` (PES): E_i <- E_i + e_i
+        E_i = e_i;   with `persistent` (PES), E_i <- E_i + e_i
 
-    C(x) is the whole upper loss, with what x does to it directly and through the lower problem: that one's steps since
-    the problem above stepped last are taken anew from where they began, for each x + sigma e, with their own batches,
-    random numbers, learning rates and optimizer state. Nothing is differentiated with respect to x: the upper loss may
-    be an error rate, a count, or rounded, and the lower loss may depend on x in any way: `stop_gradient` in it stops
-    nothing. Lower solutions of lower solutions are rolled out in turn; what a lower problem reads is taken as it is at
-    the end.
+    This is the gradient of the upper loss smoothed by a Gaussian. x are the upper parameters, and C(x) is the whole
+    upper loss, with the direct effect of x and that through the lower problem. For each x + sigma e, the lower steps
+    since the upper problem's last step are taken again (a rollout), with their batches, random numbers, learning rates
+    and optimizer states. Nothing is differentiated with respect to x. So the upper loss may be an error rate, a count
+    or rounded, and the lower loss may depend on x in any way (`stop_gradient` in it has no effect). If the lower
+    problem itself reads solutions, these are rolled out first, and all its steps use them as they are at the end of
+    their rollouts.
 
-    The error of an estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so this is for few
-    upper parameters. Where the problem above has `tasks`, each has directions, ranks and weights of its own (and a
-    rollout that diverges in one task is left out there alone); else its loss is a mean over the tasks below, whose
-    rollouts run side by side. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not
-    seen.
+    The error of the estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so use this for
+    few upper parameters. If the upper problem has `tasks`, each task has its own directions, ranks and weights, and a
+    rollout that diverges in one task is left out for that task only. Otherwise the upper loss is a mean over the tasks
+    below, whose rollouts run at the same time.
 
-    It is with `persistent`: each rollout is then a particle that takes the next steps from where it ended itself, under
-    its new perturbation, so the loss that it comes to has seen all of them since the particles began, and their sum E
-    makes the estimate one of the gradient through all these steps, without a bias of truncation (that of sigma stays,
-    and x moves between rounds). The variance grows with their number; `restart_every` lets the particles begin again at
-    the problem's current parameters. A pair that diverged begins again by itself. Every gradient moves the particles,
-    also that of `Program.gradient`.
+    As in truncated unrolling, effects of x on steps before the last `unroll_steps` are not seen. With `persistent` they
+    are: each rollout then continues from where it ended before, under a new perturbation. With E as the sum of its
+    perturbations, the estimate is of the gradient through all steps since the rollouts began, without the bias of
+    truncation (the bias due to sigma remains, and x changes in between). The variance grows with the number of steps;
+    `restart_every` lets the rollouts begin again at the problem's current parameters. A pair of rollouts that diverges
+    begins again by itself. Each gradient, also that of `Program.gradient`, moves persistent rollouts.
 
     Args:
-        num_pairs: of rollouts.
-        sigma: standard deviation of the perturbation; of a loss with jumps, so large that both signs differ.
-        directions: "gaussian", or "orthogonal": e_i orthogonal to each other, of norm sqrt(number of upper parameters);
-            as many of them as there are parameters give the gradient of a linear function exactly.
-        shaping: "none", or "rank": each loss is replaced by its rank, from -0.5 to 0.5 (mean ranks where losses are
-            equal). The scale of the loss is then lost, and with it that of outliers.
-        persistent: particles go on where they ended.
-        restart_every: of persistent ones: gradients after which all begin again; null lets them go on.
-        seed: of the directions, which have a generator of their own; on all ranks the same.
+        num_pairs: number of pairs of rollouts.
+        sigma: standard deviation of the perturbation; for a loss with jumps, large enough that it differs between both
+            signs.
+        directions: "gaussian", or "orthogonal": orthogonal e_i of norm sqrt(number of upper parameters). As many
+            orthogonal directions as there are parameters give the gradient of a linear function exactly.
+        shaping: "none", or "rank": each loss is replaced by its rank, from -0.5 to 0.5 (equal losses get their mean
+            rank). The estimate then does not depend on the scale of the loss, nor on the size of outliers.
+        persistent: whether rollouts continue from where they ended before.
+        restart_every: for persistent rollouts, the number of gradients after which all begin again; None: never.
+        seed: seed of the directions, which have their own generator; equal on all ranks.
 
     Raises:
         ConfigError: a setting is out of range.
 
     Cost: 2 num_pairs rollouts, one after the other; memory of the directions (num_pairs times the upper parameters) and
-    of the records of `unroll_steps` steps; persistent: of 2 num_pairs copies of lower parameters and optimizer state.
+    of the records of `unroll_steps` steps; with `persistent` also of 2 num_pairs copies of the lower parameters and
+    optimizer states.
 
     Source: Salimans et al. 2017 (arXiv 1703.03864), section 2; Vicol et al. 2021 (arXiv 2112.13835), algorithm 2.
 
@@ -88,15 +90,15 @@ class EvolutionStrategies(AbstractZerothOrder, AbstractStepwise):
 
     @property
     def is_persistent(self) -> bool:  # type: ignore[override]
-        """Whether rollouts go on where the last ones ended."""
+        """Whether rollouts continue from where they ended before."""
         return self.persistent
 
     def pullback(self, view: LowerView, inputs: Vector) -> None:
-        """Take the current parameters for constants: the gradient is estimated as a whole."""
+        """Return None: no gradient passes through the solution, as the upper gradient is estimated as a whole."""
         return
 
     def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return the parameters after the steps, had the inputs been these."""
+        """Return the parameters after the recorded steps, taken again with these inputs."""
         particle, memory = view.particle, view.problem.memory
         if particle is None:
             return self._roll_out(view, inputs, None)[0]
@@ -137,7 +139,7 @@ class EvolutionStrategies(AbstractZerothOrder, AbstractStepwise):
         num_tasks: int | None = None,
         reader: str = "",
     ) -> list[Tensor]:
-        """Return the estimate at `theta`; every evaluation draws the same random numbers."""
+        """Return the estimate of the gradient at `theta`; all evaluations draw the same random numbers."""
         generator = torch.Generator()
         generator.set_state(memory.value["generator"])
         directions = self._draw(theta, num_tasks, generator)
@@ -174,12 +176,12 @@ class EvolutionStrategies(AbstractZerothOrder, AbstractStepwise):
         return total
 
     def initial_state(self) -> dict[str, Any]:
-        """Return what is kept: the generator's state, what is reported, and what persistent rollouts go on from."""
+        """Return the initial state: the generator's, the statistics, and where persistent rollouts continue."""
         generator = torch.Generator().manual_seed(self.seed).get_state()
         return {"generator": generator, "last": {}, "histories": {}, "ends": {}}
 
     def statistics(self, state: Mapping[str, Any]) -> dict[str, float]:
-        """Return the root mean square of C(x + sigma e) - C(x - sigma e), and how many pairs were not finite."""
+        """Return the root mean square of C(x + sigma e) - C(x - sigma e), and the number of non-finite pairs."""
         return {name: float(value) for name, value in state["last"].items()}
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +192,7 @@ class EvolutionStrategies(AbstractZerothOrder, AbstractStepwise):
         """Return the state that was saved.
 
         Raises:
-            ConfigError: with particles, by a version that kept them as lists.
+            ConfigError: an earlier version saved persistent rollouts, which it kept as lists.
         """
         is_right, fault = isinstance(saved.get("ends", {}), Mapping), "particles of an older version"
         require(is_right, "state of EvolutionStrategies", fault, "particles by number", "Begin the run anew.")

@@ -12,9 +12,11 @@ from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 @target("hypergradient")
 @dataclass(frozen=True)
 class FirstOrder(AbstractHypergradient):
-    """Takes `dtheta*_l = 0`: a solution is a constant, and only the direct gradient of the upper loss is left.
+    """No gradient through the solution: it counts as a constant, which leaves the direct gradient of the upper loss.
 
-    Cost: nothing.
+        dtheta*/dx = 0
+
+    Cost: none.
 
     Example:
         >>> FirstOrder().curvature
@@ -26,9 +28,9 @@ class FirstOrder(AbstractHypergradient):
     is_traceable = True
 
     def pullback(self, view: LowerView, inputs: Vector) -> None:
-        """Take the current parameters for constants."""
+        """Return None: the solution is a constant."""
         return
 
     def push(self, view: LowerView, inputs: Vector, directions: Vector) -> list[Tensor]:
-        """Return zeros: it stays where it is."""
+        """Return zeros: the solution does not move."""
         return zeros(view.theta)

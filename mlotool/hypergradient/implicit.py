@@ -46,7 +46,7 @@ MAX_ITERATIONS = 500
 
 
 class Quality(NamedTuple):
-    """What a report on the exactness of a pullback says.
+    """How exact a hypergradient was, by comparison with a converged solve.
 
     Args:
         residual: `norm(H q - v) / norm(v)`; the largest over tasks.
@@ -102,7 +102,7 @@ def assess(
 
 @dataclass(frozen=True)
 class Converged(AbstractSolver):
-    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H.
+    """The most exact solve that is feasible: dense, else conjugate gradient (normal equations for an indefinite H).
 
     Example:
         >>> import torch
@@ -161,37 +161,46 @@ class ImplicitState(NamedTuple):
 @target("hypergradient")
 @dataclass(frozen=True)
 class Implicit(AbstractHypergradient):
-    """`dtheta*_l/dx = -H^-1 M`, from the implicit function theorem at the current parameters.
+    """Implicit differentiation: the gradient through a solution by the implicit function theorem.
 
-    Betty's algorithms are points of this grid: AID-FD is `Implicit(Identity(), "finite_difference")`, AID-NMN
-    `Implicit(Neumann(...))`, AID-CG `Implicit(ConjugateGradient(...))`.
+        dtheta*/dx = -H^-1 M,   H = d^2 C/dtheta^2,   M = d^2 C/(dtheta dx)
+        with v = dF/dtheta of the loss F that reads the solution:   q = H^-1 v,   gradient with respect to x = -M^T q
+
+    C is the loss of the problem, theta its current parameters, and x the parameters of the problems above. The `solver`
+    computes q, and `product` says how the products with H and M^T are computed.
+
+    Betty's methods are special cases: AID-FD is `Implicit(Identity(), "finite_difference")`, AID-NMN is
+    `Implicit(Neumann(...))`, and AID-CG is `Implicit(ConjugateGradient(...))`.
 
     Args:
         solver: approximates `H^-1 v`.
-        product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact), "forward" (forward mode over
-            reverse mode, exact; no graph of the gradient, and an evaluation for each product) or "finite_difference"
-            (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
-            are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
-            `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; `mlotool check` compares
-            them with double backward, and a run warns of both. Where the problem both shapes and reads a lower one,
-            that one's solution moves along by its derivative, with "forward" or differences, which costs a solve there
-            a product.
-        curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
-            TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
-        batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
-        radius: 2-norm of a finite difference's perturbation; None takes 0.03 of the parameters' root mean square in
-            float32 and 4e-5 of it in float64, with a floor (`products.finite_difference.default_radius`).
-        warm_start: begin each solve at the last one's `q`, kept for each problem above whose gradient it is. Not within
-            differentiated pullbacks.
-        report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
-            then has the true residual `norm(H q - v) / norm(v)`, without damping, and the cosine between the two
-            results. Changes nothing else. 0 is never.
+        product: how `H u` and `M^T q` are computed. "reverse": double backward, exact. "forward": forward mode over
+            reverse mode, exact; it evaluates the loss for each product and keeps no graph of the gradient, which saves
+            memory. "finite_difference": central differences of gradients, without a graph of the gradient. "auto":
+            "forward" if blocks of the problem's module are evaluated again (`remat`), else "reverse". Finite
+            differences ignore `detach` and `torch.no_grad` in the loss (write `stop_gradient` instead), and are wrong
+            across kinks; a run warns of both, and `mlotool check` compares them with double backward. If the problem
+            itself shapes and reads a lower problem, "forward" and "finite_difference" need one more solve for that
+            lower problem per product.
+        curvature: matters only if the problem itself shapes and reads a lower problem. "total": H and M are derivatives
+            of its total gradient, with the lower solution as a function of theta and x. "partial": the lower solution
+            is held fixed (Betty's rule).
+        batch: the batch on which H and M are computed: the "last" one that the problem trained on, or a "fresh" one.
+        radius: for finite differences, the 2-norm of the perturbation of the parameters. None: 0.03 times the
+            parameters' root mean square in float32 and 4e-5 times in float64, with a lower bound.
+        warm_start: whether each solve begins at the q of the last solve, which is kept for each problem above. Not used
+            where the hypergradient is itself differentiated.
+        report_every: compare every n-th hypergradient with one from a converged solve by reverse products; 0: never.
+            The log then has the true relative residual `norm(H q - v) / norm(v)`, without damping, and the cosine
+            between the two results. Training does not change.
 
     Raises:
-        ConfigError: an argument is none of its choices.
+        ConfigError: an argument has another value than these.
 
-    Cost: see the solver, plus one cross product. A report: a product a parameter of problems (tasks) of up to 2000,
-    else up to 1500 products.
+    Cost: that of the solver, and one product with M^T. A report costs one Hessian-vector product per parameter for
+    problems (or tasks) of up to 2000 parameters, and up to 1500 products for larger ones.
+
+    Source: Lorraine et al. 2020 (arXiv 1911.02590); Choe et al. 2023, Betty (arXiv 2207.02849).
 
     Example:
         >>> from mlotool import ConjugateGradient, Implicit
@@ -211,28 +220,28 @@ class Implicit(AbstractHypergradient):
     def __post_init__(self) -> None:
         if self.warm_start and not self.solver.uses_start:
             warnings.warn(
-                f"hypergradient.warm_start: found true with {type(self.solver).__name__}, which has no use for a "
-                "start; expected FixedPoint, ConjugateGradient or NormalEquationConjugateGradient. Set it to false.",
+                f"hypergradient.warm_start: found true with {type(self.solver).__name__}, which cannot use a start; "
+                "expected FixedPoint, ConjugateGradient or NormalEquationConjugateGradient. Set it to false.",
                 stacklevel=3,
             )
 
     @property
     def needs_full_precision(self) -> bool:  # type: ignore[override]
-        """Finite differences do."""
+        """Whether autocast is switched off: for finite differences."""
         return self.product == "finite_difference"
 
     @property
     def is_traceable(self) -> bool:  # type: ignore[override]
-        """Unless it begins at the last solution, reports, takes tangents, or has a solver that keeps something."""
+        """Whether a trace holds for later steps: not with warm starts, reports, forward mode or stateful solvers."""
         is_kept = self.warm_start or self.report_every
         return self.solver.is_traceable and not is_kept and self.product != "forward"
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_ImplicitPullback":
-        """Return the pullback by the implicit function theorem."""
+        """Return the backward pass through the solution, by the implicit function theorem."""
         return _ImplicitPullback(self, view)
 
     def check_problem(self, problem: str, num_tasks: int | None) -> None:
-        """Refuse what the solver cannot do with."""
+        """Refuse a problem that the solver does not support."""
         self.solver.check(problem, num_tasks)
 
     @property
@@ -246,17 +255,17 @@ class Implicit(AbstractHypergradient):
         return self.product == "finite_difference"
 
     def push(self, view: LowerView, inputs: Vector, directions: Vector) -> list[Tensor]:
-        """Return `-H^-1 M d`, how theta*_l moves with its inputs."""
+        """Return `-H^-1 M d`, the derivative of the solution along a direction d of its inputs."""
         return _ImplicitPullback(self, view).push(view.theta, inputs, directions)
 
     def initial_state(self) -> ImplicitState:
-        """Return what is kept before the first pullback."""
+        """Return the state before the first hypergradient."""
         return ImplicitState(self.solver.initial_state())
 
     def statistics(self, state: ImplicitState) -> dict[str, float]:
-        """Return the last solve's residual and number of products, where the solver knows them.
+        """Return the residual and the number of products of the last solve, if the solver knows them.
 
-        With `report_every`, the residual and the cosine of the last report.
+        With `report_every`, return the residual and the cosine of the last report.
         """
         numbers, last, quality = {}, state.last, state.quality
         if last is not None and last.residual is not None:
@@ -266,7 +275,7 @@ class Implicit(AbstractHypergradient):
         return numbers
 
     def state_dict(self, state: ImplicitState) -> dict[str, Any]:
-        """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
+        """Return what there is of warm starts, the number of hypergradients, the solver's state and the statistics."""
         last = state.last
         saved: dict[str, Any] = {
             "starts": {reader: list(start) for reader, start in (state.starts or {}).items()},
@@ -511,6 +520,6 @@ class TracedSolve:
         where = f" at {num_failed} of {len(result.task_statuses)} tasks" if num_failed else ""
         warnings.warn(
             f"The {type(self.solver).__name__} solve at problem '{self.problem}' ended{where} with {status.value} "
-            f"after {result.num_products} products. {failures[status]} Now: {self.solver}.",
+            f"after {result.num_products} products. {failures[status]} The solver is {self.solver}.",
             stacklevel=3,
         )

@@ -19,65 +19,70 @@ from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 @target("hypergradient")
 @dataclass(frozen=True)
 class Penalty(AbstractHypergradient):
-    """The gradient of a penalised problem at a second lower iterate y, which is kept from pullback to pullback.
+    """Penalty (value-function) methods: first-order hypergradients from a second copy y of the lower parameters.
 
-    With g the problem's loss, z its parameters (trained on g by its own optimizer), v the cotangent of its solution:
+    With g the problem's loss, z its parameters (trained on g by the problem's own optimizer), x the parameters of the
+    problems above, f the upper loss, and v the derivative of f with respect to the solution:
 
         rule "fixed" (F2SA):
             num_steps times   y <- y - step_size (v / multiplier + dg(x, y)/dy)
-            cotangent of x = multiplier (dg(x, y)/dx - dg(x, z)/dx),   multiplier <- multiplier + growth
+            gradient of x = multiplier (dg(x, y)/dx - dg(x, z)/dx),   multiplier <- multiplier + growth
         rule "barrier" (BOME), with q(x, y) = g(x, y) - g(x, z_T), where z_T are num_steps gradient steps on g from y,
         and a = df/dx the direct part of the upper gradient:
             multiplier = max(barrier - (<a, dq/dx> + <v, dq/dy>) / (||dq/dx||^2 + ||dq/dy||^2), 0)
-            cotangent of x = multiplier dq/dx,   y <- y - step_size / max(multiplier, 1) (v + multiplier dq/dy)
+            gradient of x = multiplier dq/dx,   y <- y - step_size / max(multiplier, 1) (v + multiplier dq/dy)
 
-    No second derivative is taken, so it is for losses whose double backward fails as well. What the loss takes for a
-    constant must stand behind `stop_gradient`: plain `detach` is seen through (a run looks, and warns).
+    No second derivative is taken, so this also works for losses whose double backward fails. Mark what the loss treats
+    as a constant by `stop_gradient`: plain `detach` has no effect here (a run looks for this, and warns).
 
-    With y exact for "fixed", `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`: the cotangent is `-M^T H^-1 v` up to
-    O(1/multiplier), and exact at any multiplier where g is quadratic in theta and its cross derivative does not depend
-    on theta.
+    Rule "fixed": with an exact y, `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`, so the gradient is `-M^T H^-1 v`
+    up to O(1/multiplier). It is exact at any multiplier if g is quadratic in its parameters, and its mixed derivative
+    with x does not depend on them.
 
-    The solution that readers see is z, whereas the papers evaluate the upper loss at y. The node must hand on z: where
-    a third problem reads this one it was trained on z, and at another x its own z is off by O(1/multiplier), which its
-    multiplier makes an error of O(1). So v is the upper gradient at z, and the upper loss enters the problem for y
-    linearised there; the direct part of the upper gradient has no bias.
+    Upper losses are evaluated at z, whereas the papers evaluate them at y. This is needed if a third problem also reads
+    this one: that problem was trained on z, and an error of O(1/multiplier) in z would become an error of O(1) in its
+    own hypergradient. So v is the upper gradient at z, and y minimizes g plus the upper loss linearized at z. The
+    direct part of the upper gradient has no bias.
 
-    Every pullback moves y (one for each problem whose gradient passes through), also that of `Program.gradient`.
-    The multiplier amplifies whatever sets the two iterates apart, up to divergence of the upper problem: y should be
-    trained as z is (`num_steps` the problem's `unroll_steps`, `step_size` its learning rate), so that both lag behind a
-    moving x alike, and the upper learning rate be small where the multiplier is large. In float32 it amplifies the
-    rounding of a difference of gradients as well.
+    Each hypergradient, also that of `Program.gradient`, moves y, of which each problem above has its own. The
+    multiplier amplifies every difference between the two iterates, which can make the upper problem diverge. So train y
+    as z is trained (`num_steps` equal to the problem's `unroll_steps`, `step_size` to its learning rate), so that both
+    lag behind a moving x by the same amount, and use a small upper learning rate with a large multiplier. In float32,
+    the multiplier also amplifies the rounding error of the difference of gradients.
 
-    Under "barrier" the multiplier settles while x moves slowly; where g is quadratic, at
-    `barrier (||v||^2 + ||p||^2) / <p, p + a>`, with p the hypergradient without its direct part and `p + a` the whole
-    one (where the product is not positive, it grows without end). So it grows as the upper problem converges and the
-    error of O(1 / multiplier) falls; only until then `barrier` sets it. That takes the direct part in the inner product
-    (BOME's), which is one more gradient of the upper loss. BOME steps y by step_size itself, and circles once the
-    multiplier is above 2 / (step_size L), L the largest eigenvalue of H; hence the division. What z_T lacks of the
-    solution stays: a share (1 - step_size h)^num_steps of the cotangent, h the smallest eigenvalue of H. In logistic
-    regression with a learned weight decay the error was 0.6 with 5 steps, at a barrier of 10 and of 100; with 50 steps,
-    400 pullbacks at fixed x left 0.02 and 0.003.
+    Rule "barrier": while x moves slowly, the multiplier settles; for a quadratic g at
+    `barrier (||v||^2 + ||p||^2) / <p, p + a>`, where p is the indirect part of the hypergradient and `p + a` the whole
+    hypergradient (it grows without bound if the inner product is not positive). So the multiplier grows as the upper
+    problem converges, and the error of O(1/multiplier) falls. The inner product with `a`, as in BOME, takes one more
+    gradient of the upper loss. The step of y is divided by the multiplier, unlike in BOME, since it would oscillate for
+    a multiplier above 2 / (step_size L), with L the largest eigenvalue of H. One error remains: z_T is not the
+    solution, which costs a share (1 - step_size h)^num_steps of the gradient, with h the smallest eigenvalue of H. In
+    logistic regression with a learned weight decay, the relative error was 0.6 with 5 steps, at a barrier of 10 and of
+    100. With 50 steps, it was 0.02 and 0.003 after 400 hypergradients at fixed x.
 
-    With `tasks` the penalised problem is the mean over tasks of `f_i + multiplier (g_i - min g_i)`, and y has one
-    iterate a task: "fixed" equals separate problems. Under "barrier" one multiplier serves all, since the tasks share
-    x, and inner products over y are means over tasks.
+    With `tasks`, the penalized problem is the mean over tasks of `f_i + multiplier (g_i - min g_i)`, and y has one
+    iterate per task. Rule "fixed" then equals separate problems. Rule "barrier" has one multiplier for all tasks, since
+    they share x, and inner products over y are means over tasks.
 
     Args:
-        multiplier: of "fixed": the weight of the lower problem in the penalised one.
-        growth: of "fixed": what the multiplier grows by at each pullback.
-        num_steps: gradient steps of y, or from y to z_T.
-        step_size: of these, in units of the lower problem's learning rate (F2SA's alpha is step_size / multiplier);
-            under "barrier" of y as well, divided by the multiplier where that is above 1.
+        multiplier: for "fixed", the weight of the lower problem in the penalized problem.
+        growth: for "fixed", the number by which the multiplier grows at each hypergradient.
+        num_steps: number of gradient steps of y, or from y to z_T.
+        step_size: step size of these steps. It corresponds to the lower problem's learning rate; F2SA's alpha is
+            step_size / multiplier. For "barrier" also the step size of y, which is divided by the multiplier if that is
+            above 1.
         rule: "fixed" or "barrier".
-        barrier: of "barrier": q falls at least at the rate barrier ||dq||^2 (BOME's eta).
-        warm_start: false begins with y = z at each pullback, for a problem that begins anew each time (a new task).
-        batch: the batch of all evaluations of a pullback: the "last" one the problem trained on, or a "fresh" one.
+        barrier: for "barrier", q falls at least at the rate barrier ||dq||^2 (BOME's eta).
+        warm_start: false begins with y = z at each hypergradient, for a problem that begins anew each time (as with a
+            new task).
+        batch: the batch of all evaluations of a hypergradient: the "last" one that the problem trained on, or a "fresh"
+            one.
 
     Raises:
         ConfigError: a setting is out of range, or does not belong to the rule.
 
-    Cost: num_steps + 2 gradients, under "barrier" num_steps + 1 and one of the upper loss; a copy of the parameters.
+    Cost: num_steps + 2 gradients; for "barrier" num_steps + 1 gradients and one of the upper loss; memory of a copy of
+    the parameters.
 
     Source: Kwon et al. 2023 (arXiv 2301.10945), algorithm 1; Ye et al. 2022 (arXiv 2209.08709), algorithm 1.
 
@@ -110,15 +115,15 @@ class Penalty(AbstractHypergradient):
             require(is_right, f"hypergradient.{key}", getattr(self, key), expected)
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_PenaltyPullback":
-        """Return the gradient of the penalty, in the place of a pullback."""
+        """Return the backward pass through the solution, by the gradient of the penalty."""
         return _PenaltyPullback(self, view)
 
     def initial_state(self) -> dict[str, Any]:
-        """Return what is kept: by reader the point y and the next multiplier of the fixed rule; the last multiplier."""
+        """Return the initial state: per problem above, y and the next multiplier of "fixed"; the last multiplier."""
         return {"readers": {}, "last_multiplier": None}
 
     def statistics(self, state: Mapping[str, Any]) -> dict[str, float]:
-        """Return the multiplier of the last pullback."""
+        """Return the multiplier of the last hypergradient."""
         last = state["last_multiplier"]
         return {} if last is None else {"penalty_multiplier": float(last)}
 
@@ -191,7 +196,7 @@ class _PenaltyPullback:
         shift = scaled(add(upper, slopes.mean(solved, inputs=True), -1.0), 1 / scale)
         product = dot(vector, slope) + dot(slopes.direct(), shift)
         square = dot(slope, slope) / scale + dot(shift, shift)
-        # Where q is stationary the rule has no value, and nothing to penalise.
+        # Where q is stationary the rule has no value, and nothing to penalize.
         is_stationary = square == 0
         ratio = product / torch.where(is_stationary, 1.0, square)
         multiplier = torch.where(is_stationary, 0.0, (self.settings.barrier - ratio).clamp_min(0.0))
@@ -210,7 +215,7 @@ class _Slopes:
         self._replay = Replay(lambda: [view.own_loss(base, values)], view.devices, view.problem.traits)
 
     def mean(self, point: Vector, *, theta: bool = False, inputs: bool = False) -> list[Tensor]:
-        """Return dg/dtheta, one tensor a parameter, and dg/dx, one a wanted input: one or both, from one evaluation."""
+        """Return dg/dtheta, a tensor per parameter, or dg/dx, one per wanted input, or both, from one evaluation."""
 
         def evaluate() -> Sequence[Tensor]:
             at = leaves(point, [theta] * len(point))

@@ -18,44 +18,47 @@ from mlotool.problem.interface import AbstractDirector, LowerView, Memory, Vecto
 @target("hypergradient")
 @dataclass(frozen=True)
 class SABA(AbstractDirector):
-    """A step on `H q = v` a pullback, with the products of the last visit to each batch (SAGA).
+    """SABA: one step on the linear system `H q = v` per hypergradient, with variance reduction over the batches (SAGA).
 
-        i the batch, q kept from pullback to pullback, mean_j over the batches that have been met:
+        for batch i, with q kept from one hypergradient to the next, and mean_j over the batches that were seen so far:
         h = H_i q,   h^ = h - h_i + mean_j h_j,   h_i <- h,   q <- q - step_size (h^ - v)
-        c = M_i^T q, c^ = c - c_i + mean_j c_j,   c_i <- c,   cotangent of x = -c^
+        c = M_i^T q, c^ = c - c_i + mean_j c_j,   c_i <- c,   gradient with respect to x = -c^
         and in each of the problem's own steps, with g = dC_i/dtheta:
-        g^ = g - g_i + mean_j g_j,   g_i <- g,   the optimizer gets g^
+        g^ = g - g_i + mean_j g_j,   g_i <- g,   the optimizer steps along g^
 
-    Each pullback sees one batch, but at fixed x, theta and v, q converges linearly to the solution over all batches and
-    the cotangent to the one over all batches; where they move, the noise falls with how fast they do, so that with
-    steps of constant size x and theta converge to the exact solution. At its first visit a batch counts as itself
-    (`h^ = h`). It needs a fixed partition of the data into batches: a stream with
-    `shuffle: false`, or a batch that says which one it is (`key`). Random transforms of the samples are averaged as if
-    they did not change, and batches count alike, whatever their size.
+    theta are the problem's parameters, C is its loss, x are the parameters of the problems above, and v is the
+    derivative of the upper loss with respect to the solution. When a batch is seen for the first time, `h^ = h`.
 
-    The order differs from the paper's, whose three directions (of theta, q and x) are all taken at the old theta, q and
-    x, which then move together. Here, as in any tick, theta steps first; q steps at the new theta, and the cotangent is
-    that of the new q at the new theta. The fixed point and the cost are the same, the iterates are not.
+    Each hypergradient uses one batch. Yet at fixed x, theta and v, q and the gradient converge linearly to those over
+    all batches. While x and theta move, the noise is proportional to how fast they move, so that they converge to the
+    exact solution with steps of constant size. This needs a fixed partition of the data into batches: a stream with
+    `shuffle: false`, or batches that carry their number (`key`). Random transforms of samples are averaged as if they
+    did not change. All batches have the same weight, whatever their size.
 
-    The variance of the upper batch stays, in v and in the upper problem's own part of its gradient: SABA's tables of
-    these would belong to the upper problem's stream. Where the upper loss is on all its data there is none.
+    The paper computes the directions of theta, q and x at the old values of all three. Here theta steps first, as in
+    any tick; then q steps at the new theta, and the gradient of x uses the new q and theta. The fixed point and the
+    cost are the same, the iterates are not.
 
-    Every pullback moves q and the tables (one set for each problem whose gradient passes through), also that of
-    `Program.gradient`. With `tasks` there is a q for each; a batch is that of all tasks together, and a place on the
-    task axis has to be the same task in all batches: with tasks that change, choose an implicit hypergradient.
+    The variance due to the upper problem's batches remains, in v and in the direct part of the upper gradient. There is
+    none if the upper loss is evaluated on all its data.
+
+    Each hypergradient, also that of `Program.gradient`, updates q and the tables, of which each problem above has its
+    own. With `tasks`, each task has its own q, and a batch holds the data of all tasks. A position on the task axis has
+    to be the same task in all batches; if tasks change, choose an implicit method.
 
     Args:
-        step_size: of the step on the linear system; below 1 / (largest eigenvalue of a batch's H).
-        key: entry of the batch that numbers it: a whole number, or a tensor whose elements all are that number. None
-            takes the batch's position in its stream.
-        average_gradient: the problem's own steps are averaged as well; false leaves them the gradient of their batch,
-            for a problem whose parameters move far between two visits to a batch.
+        step_size: step size on the linear system; below 1 / (largest eigenvalue of H on a batch).
+        key: the batch's entry with the batch's number: a whole number, or a tensor all of whose elements are that
+            number. None takes the batch's position in its stream.
+        average_gradient: whether the problem's own steps are averaged too (the last line of the equations). false steps
+            along the batch's gradient, for a problem whose parameters move far between two visits to a batch.
 
     Raises:
-        ConfigError: the step size is not positive; the stream shuffles, or gives pullbacks some of the batches only.
+        ConfigError: the step size is not positive; the stream shuffles; or hypergradients see only some of the batches.
 
-    Cost: a Hessian-vector and a cross product; memory of q and, for each batch, of two vectors of the parameters' size
-    (one without `average_gradient`) and one of the inputs' size: (number of batches + 1) (2 p + n) + p numbers.
+    Cost: per hypergradient, one Hessian-vector product and one product with M^T; memory of (number of batches + 1)
+    (2 p + n) + p numbers for p parameters and n numbers in x, or (number of batches + 1) (p + n) + p numbers without
+    `average_gradient`.
 
     Source: Dagreou et al. 2022 (arXiv 2201.13409), algorithm 1 and section 3.2.
 
@@ -70,11 +73,11 @@ class SABA(AbstractDirector):
     average_gradient: bool = True
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_AveragedPullback":
-        """Return the averaged pullback."""
+        """Return the backward pass through the solution, by averaged products."""
         return _AveragedPullback(self, view)
 
     def check_batches(self, problem: str, stream: Any, num_draws: int) -> None:
-        """Refuse a stream that shuffles, or of which the pullbacks would never meet some batches."""
+        """Refuse a stream that shuffles, or of which hypergradients would never see some batches."""
         if stream is None or self.key is not None:
             return
         if getattr(stream, "last_number", None) is None:
@@ -82,11 +85,11 @@ class SABA(AbstractDirector):
         if hasattr(stream, "num_seen_every"):
             num_seen, expected = stream.num_seen_every(num_draws), f"all {stream.num_batches} of an epoch"
             advice = (
-                f"A pullback meets one of {num_draws} (unroll_steps x accumulate_batches): choose a batch_size or "
-                "unroll_steps so that this and the number of batches have no divisor in common."
+                f"Hypergradients see one of {num_draws} batches (unroll_steps x accumulate_batches): choose batch_size "
+                "or unroll_steps so that this number and the number of batches have no common divisor."
             )
             is_all = num_seen >= stream.num_batches
-            require(is_all, f"problems.{problem}.stream: batches that pullbacks meet", num_seen, expected, advice)
+            require(is_all, f"problems.{problem}.stream: batches that hypergradients see", num_seen, expected, advice)
 
     def step_direction(
         self,
@@ -97,7 +100,7 @@ class SABA(AbstractDirector):
         batch_number: int | None,
         memory: Memory,
     ) -> list[Tensor | None]:
-        """Return the averaged gradient; a parameter that no batch has used stays without one."""
+        """Return the averaged gradient; None for a parameter that no batch has used."""
         if not self.average_gradient:
             return list(gradient)
         state = memory.value
@@ -112,7 +115,7 @@ class SABA(AbstractDirector):
         return [value if used else None for value, used in zip(averaged, is_used, strict=True)]
 
     def initial_state(self) -> dict[str, Any]:
-        """Return what is kept: by reader q and tables of both products; that of gradients, and who has one."""
+        """Return the initial state: q and the tables of both products per problem above, and the table of gradients."""
         return {"readers": {}, "gradients": EMPTY, "is_used": []}
 
     def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +126,7 @@ class SABA(AbstractDirector):
         """Return the state that was saved.
 
         Raises:
-            ConfigError: by a version that kept tables as lists.
+            ConfigError: an earlier version saved it, which kept tables as lists.
         """
         is_table = isinstance(saved["gradients"]["last"], Mapping)
         require(is_table, "state of SABA", "tables of an older version", "tables by batch", "Begin the run anew.")
@@ -217,7 +220,7 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
 
 
 _NO_PARTITION = (
-    "problems.{problem}.hypergradient: found SABA, but the batches of '{problem}' are others in each epoch (or were "
-    "handed to Program.gradient); expected a fixed partition. Write problems.{problem}.stream.shuffle: false, or name "
-    "an entry of the batch that numbers it as hypergradient.key."
+    "problems.{problem}.hypergradient: found SABA, but the batches of '{problem}' differ from epoch to epoch (or were "
+    "given to Program.gradient); expected a fixed partition into batches. Write problems.{problem}.stream.shuffle: "
+    "false, or set hypergradient.key to the entry of the batch that has its number."
 )

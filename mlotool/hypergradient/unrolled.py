@@ -135,12 +135,12 @@ def batch_gradients(
 def batch_gradient(
     view: LowerView, evaluate: Callable[[], Tensor], theta: Vector, *, create_graph: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient on this rank's part of one batch, one tensor a parameter; None where it is unused.
+    """Return the gradient on this rank's part of one batch, one tensor per parameter; None where it is unused.
 
     Args:
         view: of the problem.
         evaluate: returns the loss at theta.
-        theta: one tensor a parameter.
+        theta: one tensor per parameter.
         create_graph: make the result differentiable.
 
     Example:
@@ -192,7 +192,7 @@ class RecordedStep:
         return self.unroll.own_loss(theta, inputs, batch, self.record.lower_snapshots)
 
     def gradient(self) -> list[Tensor | None]:
-        """Return the mean gradient over batches and ranks, one tensor a parameter, without a graph.
+        """Return the mean gradient over batches and ranks, one tensor per parameter, without a graph.
 
         It is computed again where it was not kept, and where it is still to be compared with the one that was taken.
 
@@ -241,12 +241,12 @@ class AbstractStepProduct(ABC):
 
     @abstractmethod
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
-        """Return `H u`, one tensor a parameter, and `M^T u`, one tensor a wanted input; None is zero. The last call.
+        """Return `H u`, a tensor per parameter, and `M^T u`, a tensor per wanted input; None is zero. The last call.
 
         On several ranks `H u` is the mean over them, and `M^T u` this rank's part.
 
         Args:
-            vector: u, one tensor a parameter; None where the gradient is.
+            vector: u, one tensor per parameter; None where the gradient is.
             needs_theta: whether `H u` is wanted.
         """
 
@@ -663,12 +663,12 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
         size, is_exact = measure(unroll, inputs, view)
     except RuntimeError as error:
         # Transforms of torch.func refuse the hooks. An error of the loss itself returns when the step is taken again.
-        fits, why = False, f"what their graphs take cannot be measured ({str(error).partition(chr(10))[0]})"
+        fits, why = False, f"the memory of their graphs cannot be measured ({str(error).partition(chr(10))[0]})"
     else:
         fits = count * size <= budget and is_exact
-        why = f"{count} of them take {count * size / 2**20:.4g} MiB, of a graph_budget of {budget / 2**20:.4g} MiB"
+        why = f"{count} graphs take {count * size / 2**20:.4g} MiB, with a graph_budget of {budget / 2**20:.4g} MiB"
         if not is_exact:
-            why = "their gradient is rounded otherwise with a graph; remat=false keeps it anyway"
+            why = "gradients with a graph have other rounding errors; remat=false keeps the graphs anyway"
     is_kept = not ranks.any([not fits], view.theta[0].device)[0]
     if fits and not is_kept:
         why += " on this rank, but not on all"
@@ -739,49 +739,55 @@ def _place(tensor: Tensor) -> tuple[torch.device, int]:
 @target("hypergradient")
 @dataclass(frozen=True)
 class Unrolled(AbstractStepwise):
-    """Differentiates the steps that led to the current parameters, in reverse (ITD, RMAD; truncated: T1-T2).
+    """Unrolling: reverse differentiation through the optimizer steps that led to the current parameters (ITD, RMAD).
 
         theta_t+1, s_t+1 = update(grad C_l(theta_t, x), theta_t, s_t, h(x)),   theta_0 = theta_0(x)
         from the cotangent of theta_K, for t = K-1, ..., 0: the cotangents of theta_t, s_t and x
 
-    The steps are those that the problem took since a problem above it stepped last, on their own batches, random
-    numbers, learning rates and optimizer state. The graph of each step's gradient is kept until the backward pass, or
-    the gradient is computed again there (remat), which takes 1.6 to 2 times as long: the memory is then that of one
-    step, and the parameters and optimizer state of all. Both ways are the same function, up to rounding; a step that is
-    computed again has the buffers of its module as they were. In the first unroll, the second, the fourth and so on its
-    gradient is compared with the one that was taken, which finds losses that are no functions, unless the loss reads
-    solutions. An upper problem can shape the steps through the loss, through their start (`reset_to`) and through the
-    optimizer's hyperparameters (`optimizer.lr`). Solutions that the steps read are taken as they were at each of them,
-    and gradients go on through them; then every step is computed again, and the memory is also that of what those
-    solutions need (all of their steps, if unrolled).
+    s is the optimizer's state and h its hyperparameters. A cotangent of a tensor is the derivative of the upper loss
+    with respect to it.
+
+    The steps are those that the problem has taken since a problem above it last stepped, with the batches, random
+    numbers, learning rates and optimizer states that they had. An upper problem can shape the steps through the loss,
+    through their initial parameters (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
+
+    The graph of each step's gradient is either kept until the backward pass (`remat: false`), or the gradient is
+    computed again there (`remat: true`). The second way takes 1.6 to 2 times as long and needs the memory of one step's
+    graph, and of the parameters and optimizer state of all steps. The results are equal up to rounding, and a step that
+    is computed again sees the module's buffers as they were. In the first unroll, the second, the fourth and so on, the
+    gradient that is computed again is compared with the one of the step. This finds losses that are not pure functions;
+    it is left out for losses that read solutions.
+
+    If the steps read solutions of problems further below, gradients pass on through these solutions as they were at
+    each step. Then every step is computed again, and the memory includes what those solutions need (all of their steps,
+    if they are unrolled too).
 
     Args:
-        horizon: how many of the last steps are differentiated (truncation); None takes all.
-        remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
-            where it is recorded, which saves a gradient a step and holds the activations of all steps. "auto" keeps
-            graphs where they fit into `graph_budget` and a comparison shows no difference in any bit: the first
-            pullback measures the largest graph of a recorded step, times the number of steps, compares its gradient
-            with one without a graph (so SiLU and GroupNorm are computed again), and logs which way it chose. Batches
-            are assumed to become no larger afterwards. The choice is kept in checkpoints. Steps before it, steps that
-            read solutions and those of a trace keep no graph; where steps are traced, nothing is chosen. Steps that are
-            simulated, and not recorded, are one graph where graphs are kept.
-        graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
-        second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
-            paths through the start, the momentum and the hyperparameters.
-        product: how a step's gradient is differentiated: "reverse" (double backward) or "forward" (forward mode over
-            reverse mode: no graph of the gradient, so the memory of one step is about that of its own gradient with
-            tangents; each record then holds the step's gradient too), both exact; "auto" is "forward" where blocks of
-            the problem's module are evaluated again (its own `remat`), and "reverse" elsewhere.
-        trajectory: what is kept of the steps until they are differentiated: `KeepAll`, `KeepEvery` (parameters and
-            optimizer state of every k-th step, gradients of all) or `Binomial` (a few checkpoints, whatever the
-            number of steps). What is not kept is computed again, to the bit.
+        horizon: how many of the last steps are differentiated (truncated unrolling, T1-T2); None takes all.
+        remat: true computes the gradient of each step again in the backward pass. false keeps the graph of each step,
+            which saves one gradient per step and holds the activations of all steps in memory. "auto" keeps the graphs
+            if they fit into `graph_budget` and give bit-identical gradients (modules with SiLU or GroupNorm do not).
+            The first hypergradient decides: it multiplies the size of the largest graph of a step by the number of
+            steps, compares the gradients with and without a graph, and logs the choice, which is also kept in
+            checkpoints. Later batches are assumed not to be larger. Graphs are never kept for steps before that, for
+            steps that read solutions, and for traced steps (for which "auto" chooses nothing).
+        graph_budget: for `remat: auto`, the most memory for the graphs of a problem's steps, in bytes.
+        second_order: false treats the gradients of the steps as constants (first-order MAML). What remains are the
+            paths through the initial parameters, the momentum and the hyperparameters.
+        product: how a step's gradient is differentiated; all choices are exact. "reverse": double backward. "forward":
+            forward mode over reverse mode, which needs no graph of the gradient: memory of about one gradient with
+            tangents, and of the gradient of each step. "auto": "forward" if blocks of the problem's module are
+            evaluated again (the problem's setting `remat`), else "reverse".
+        trajectory: what is kept of the steps until they are differentiated: `KeepAll` (parameters and optimizer state
+            of all steps), `KeepEvery` (those of every k-th step, and the gradients of all steps) or `Binomial` (a fixed
+            number of checkpoints). The rest is computed again, bit by bit the same.
 
     Raises:
-        ConfigError: a setting is out of range, the problem's optimizer is none of SGD, Adam, AdamW, or a step that is
-            computed again has another gradient than it had.
+        ConfigError: a setting is out of range, the problem's optimizer is not SGD, Adam or AdamW, or a step that is
+            computed again has another gradient than before.
 
-    Cost: a gradient (none without remat) and a Hessian-vector product a step; `horizon` copies of parameters and
-    optimizer state.
+    Cost: per step, one Hessian-vector product and one gradient (none with `remat: false`); memory of `horizon` copies
+    of the parameters and the optimizer state.
 
     Source: Franceschi et al. 2017 (arXiv 1703.01785), algorithm 1; Shaban et al. 2019 (arXiv 1810.10667).
 
@@ -800,12 +806,12 @@ class Unrolled(AbstractStepwise):
 
     def __post_init__(self) -> None:
         keeps_none = self.product == "forward" or not self.trajectory.is_whole
-        expected = "true with product: forward, or a trajectory that does not keep all steps: no graph is kept then"
+        expected = "true, since no graphs are kept with product: forward or a trajectory that does not keep all steps"
         require(self.remat is True or not keeps_none, "hypergradient.remat", self.remat, expected)
 
     @property
     def keeps_graphs(self) -> bool:  # type: ignore[override]
-        """Whether graphs are kept, whatever they take."""
+        """Whether graphs are kept, however much memory they take."""
         return self.remat is False and self.second_order
 
     def records_graphs(self, state: bool | None) -> bool:
@@ -813,13 +819,13 @@ class Unrolled(AbstractStepwise):
         return self.keeps_graphs or (self.remat == "auto" and state is True)
 
     def saves_gradients(self, prefers_forward: bool) -> bool:
-        """Return whether the gradient of a step is kept: forward mode gives it after the step's own derivative."""
+        """Return whether the gradient of a step is kept, which forward mode needs."""
         is_forward = takes_forward(self._setting, prefers_forward, is_nested=False)
         return (is_forward and self.trajectory.is_whole) or self.trajectory.saves_gradients
 
     @property
     def is_traceable(self) -> bool:  # type: ignore[override]
-        """Unless forward mode is tried, which compares values."""
+        """Whether a trace holds for later steps: not with forward mode, which is compared with double backward."""
         return self.product == "reverse"
 
     @property
@@ -828,7 +834,7 @@ class Unrolled(AbstractStepwise):
         return self.product == "forward" and self.second_order
 
     def pullback(self, view: LowerView, inputs: Vector) -> ReversePass:
-        """Return the reverse pass through the steps that were taken, or those that are taken here."""
+        """Return the backward pass through the steps that were taken, or that are taken here."""
         unroll = view.unroll
         assert unroll is not None
         num_steps = len(unroll.records or unroll.batches)
@@ -875,9 +881,9 @@ class Unrolled(AbstractStepwise):
         return ForwardStepProduct if kind == "forward" else ReverseStepProduct
 
     def state_dict(self, state: bool | None) -> dict[str, Any]:
-        """Return whether graphs are kept, which the first pullback has decided, where there was one."""
+        """Return the choice of `remat: auto`, if the first hypergradient has made it."""
         return {} if state is None else {"keeps_graphs": state}
 
     def load_state(self, saved: dict[str, Any]) -> bool | None:
-        """Return the decision that was saved."""
+        """Return the choice that was saved."""
         return saved.get("keeps_graphs")

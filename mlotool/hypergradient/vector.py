@@ -1,7 +1,7 @@
 """Algebra on vectors that are lists of tensors, one a parameter.
 
-Where parameters have a leading task axis, a vector holds one vector a task: inner products and norms then have one
-value a task, and factors and conditions may have.
+Where parameters have a leading task axis, a vector holds one vector per task: inner products and norms then have one
+value per task, and factors and conditions may have.
 """
 
 from collections.abc import Iterable, Sequence
@@ -133,7 +133,7 @@ def is_finite(a: Vector) -> bool:
 
 
 def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:
-    """Return one row a task, a single one without tasks; of half precision in float32, as torch's solvers want it.
+    """Return one row per task, a single one without tasks; of half precision in float32, as torch's solvers want it.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Losses: pure functions of a batch and the roles that they play with; and analyses of finished runs."""
+"""Losses, which are pure functions of a batch and of modules (roles); and analyses of finished runs."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -17,7 +17,7 @@ Batch = Mapping[str, Tensor]
 
 @target("loss")
 def mean_squared_error(batch: Batch, *, model: BoundModule) -> Tensor:
-    """Mean of the squared errors over all samples and outputs.
+    """Mean squared error over all samples and outputs.
 
         C = mean((model(x) - y)^2)
 
@@ -43,7 +43,7 @@ def cross_entropy(batch: Batch, *, model: BoundModule, label_smoothing: Share = 
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; gives logits (b, k).
-        label_smoothing: share of the target that is spread evenly over all classes, from 0 to 1.
+        label_smoothing: share of the target probability that is spread evenly over all classes, from 0 to 1.
 
     Returns:
         The loss, with the metric `accuracy`.
@@ -74,7 +74,7 @@ def sample_losses(batch: Batch, model: BoundModule) -> Tensor:
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the share of right predictions, 0-D and detached, of logits (b, k) and target (b,)."""
+    """Return the fraction of right predictions, 0-D and detached, for logits (b, k) and target (b,)."""
     return (logits.detach().argmax(dim=1) == target).float().mean()
 
 
@@ -107,17 +107,17 @@ def collected(batches: Iterable[Batch], rows: Callable[[Batch], Mapping[str, Ten
 def shared_weight_accuracy(
     model: BoundModule, batch: Batch, constants: Sequence[float] = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 ) -> dict[str, Tensor]:
-    """Accuracy with one number for all parameters, on average over several numbers.
+    """Accuracy of a network all of whose parameters have one value, and its mean over several values.
 
-    What the parameters have been trained to has no part in it.
+    The trained parameters are not used.
 
     Args:
         model: gives logits (b, k).
         batch: `input` (b, ...) and `target` (b,).
-        constants: the numbers.
+        constants: the values.
 
     Returns:
-        `shared_weight_accuracy`, the mean; and the accuracy at each number, as `accuracy_at_-0.5`.
+        0-D: `shared_weight_accuracy`, the mean; and the accuracy at each value, such as `accuracy_at_-0.5`.
 
     Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3.
 

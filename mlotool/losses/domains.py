@@ -25,7 +25,7 @@ def input_weighted_cross_entropy(
     proximity: NonNegative = 0.0,
     free: Sequence[str] = (),
 ) -> LossOutput:
-    """Cross-entropy with weights that a network gives the inputs, and the distance to the start: pretraining.
+    """Cross-entropy weighted by a network of the inputs, with the distance to the initial parameters: for pretraining.
 
         l_i = -log softmax(model(x_i))[y_i],   s_i = sigmoid(weigher(x_i))
         C = sum_i s_i l_i / sum_j s_j + R      (normalize),   R = proximity norm(theta - theta_0)^2
@@ -33,11 +33,12 @@ def input_weighted_cross_entropy(
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
-        model: role; gives logits (b, k); where `proximity` is not 0, an `Anchored` one, whose `start` is theta_0.
-        weigher: role; maps inputs to (b, 1). None: all weights are 1, which is what learned ones are compared with.
-        normalize: divide the weights by their sum, so that they do not set the rate.
+        model: role; returns logits (b, k). If `proximity` is not 0, it has to be an `Anchored` module, whose `start` is
+            theta_0.
+        weigher: role; maps inputs to (b, 1). None: all weights are 1, as a baseline for learned weights.
+        normalize: whether the weights are divided by their sum, so that their size does not change the step size.
         proximity: weight of the distance.
-        free: patterns of parameter names that it leaves out, such as a new last layer's.
+        free: patterns of names of parameters that the distance leaves out, such as those of a new last layer.
 
     Returns:
         The loss, with the metrics `accuracy` and `mean_weight`.
@@ -57,7 +58,7 @@ def input_weighted_cross_entropy(
 def proximal_cross_entropy(
     batch: Batch, *, model: BoundModule, center: BoundModule, proximity: NonNegative, free: Sequence[str] = ()
 ) -> LossOutput:
-    """Mean cross-entropy near another problem's parameters: finetuning.
+    """Mean cross-entropy with the distance to another problem's parameters: for fine-tuning.
 
         C = -1/b sum_i log softmax(model(x_i))[y_i] + proximity norm(theta - phi)^2
 
@@ -66,13 +67,13 @@ def proximal_cross_entropy(
         model: role; gives logits (b, k); its parameters are theta.
         center: role; its parameters are phi, of theta's shapes in theta's order.
         proximity: weight of the distance.
-        free: patterns of theta's names that it leaves out, such as the last layer's.
+        free: patterns of names of parameters that the distance leaves out, such as those of the last layer.
 
     Returns:
         The loss, with the metrics `accuracy` and `distance` (the norm).
 
     Raises:
-        RunError: theta and phi differ in shape, or no parameter has a name of `free`.
+        RunError: theta and phi differ in shape, or a pattern of `free` matches no parameter.
 
     Source: Choe et al. 2023, Betty (arXiv 2207.02849), section 5.3 and listing 5.
     """
@@ -86,15 +87,15 @@ def proximal_cross_entropy(
 def joint_cross_entropy(
     batch: Batch, *, model: BoundModule, source: BoundModule, source_weight: NonNegative = 1.0
 ) -> LossOutput:
-    """Mean cross-entropy of two models on the same samples: a finetuned one and what it was finetuned from.
+    """Mean cross-entropy of two models on the same samples: a fine-tuned model, and the model that it started from.
 
         C = -1/b sum_i log softmax(model(x_i))[y_i] - source_weight/b sum_i log softmax(source(x_i))[y_i]
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; gives logits (b, k).
-        source: role; likewise.
-        source_weight: of the second term.
+        source: role; returns logits (b, k).
+        source_weight: weight of the second term.
 
     Returns:
         The loss, with the metrics `accuracy` and `source_accuracy`.
@@ -108,10 +109,10 @@ def joint_cross_entropy(
 
 @target("analysis")
 def domain_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> dict[str, Tensor]:
-    """Return the weight that a network gives each sample, and whether it prefers the target domain.
+    """Return the weight that a network gives each sample, and how well the weights find the target domain.
 
     Args:
-        batches: of one pass over a split, with `input` and, where the data knows it, `domain` (1: target).
+        batches: one pass over a split, with `input` and, if the data has it, `domain` (1: target domain).
         weigher: role; maps inputs to (b, 1).
 
     Returns:

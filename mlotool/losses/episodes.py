@@ -97,7 +97,7 @@ def episode_next_token(
         start: role; its parameters are phi.
         part: of the task.
         proximity: weight of the distance; it needs a start.
-        chunk: tokens whose logits live at once, as for `next_token`.
+        chunk: number of tokens whose logits are in memory at once, as for `next_token`.
 
     Returns:
         The loss, with the metric `bits_per_token`, which is without the distance.
@@ -131,19 +131,19 @@ def few_shot_adaptation(
     lr: Positive = 0.1,
     proximity: NonNegative = 0.0,
 ) -> Mapping[str, Tensor]:
-    """Adapt to each task by gradient descent on its support, and judge each step on its query.
+    """Adapt the model to each task by gradient descent on its support part, and evaluate each step on its query part.
 
     Args:
         batches: `support` and `query`, each with `input` (t, s, ...) and `target` (t, s, ...).
-        model: role; its parameters are the start.
-        kind: the loss that is descended, and what is measured: accuracy, squared error, or nats a token.
-        num_steps: of gradient descent.
-        lr: its step size.
-        proximity: weight of the half squared distance to the start, which is descended as well.
+        model: role; its parameters are the initialization.
+        kind: the loss that is minimized, and the metric: accuracy, squared error, or nats per token.
+        num_steps: n, number of gradient steps.
+        lr: step size.
+        proximity: weight of half the squared distance to the initialization, which is added to the loss.
 
     Returns:
-        `query` (n + 1,): the mean over tasks before and after each step; `before` and `after`, its ends;
-        `standard_error` of the last one over tasks.
+        `query` (n + 1,): the metric on the query part, as a mean over tasks, before the first and after each step. 0-D:
+        `before` and `after`, its first and last value, and `standard_error` of the last value over tasks.
 
     Source: Finn et al. 2017 (arXiv 1703.03400), section 5.
     """

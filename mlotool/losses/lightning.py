@@ -17,11 +17,12 @@ from mlotool.losses.cross_entropy import weighted_mean
 def training_step(batch: Any, *, model: BoundModule) -> Tensor:
     """The loss that `training_step` of a LightningModule returns.
 
-    It is the loss of a problem whose module is a LightningModule, where no other one is given. As the loss of a problem
-    above it takes the same loss on that problem's batch.
+    This is the default loss of a problem whose module is a LightningModule. As the loss of a problem above, it
+    evaluates the same loss on that problem's batch.
 
     Args:
-        batch: as the module expects it; `{input, target}` of a recipe comes as the pair that a DataLoader gives.
+        batch: a batch as the module expects it; a batch `{input, target}` of a recipe is passed on as a pair, as from a
+            DataLoader.
         model: role; a LightningModule.
 
     Returns:
@@ -32,15 +33,15 @@ def training_step(batch: Any, *, model: BoundModule) -> Tensor:
 
 @target("loss")
 def validation_step(batch: Any, *, model: BoundModule, log: str | None = None) -> Tensor:
-    """The loss that `validation_step` of a LightningModule returns or logs: for a problem above.
+    """The loss that `validation_step` of a LightningModule returns or logs, for a problem above.
 
-    The step is called in the mode that the role says, so write `model: {problem: net, mode: eval}` for that of
-    Lightning's validation. A step that takes its loss without gradients (`.item()`, `torch.no_grad()`) cannot serve.
+    The step is called in the mode of the role: write `model: {problem: net, mode: eval}` for eval mode, as in
+    Lightning's validation. The step has to compute its loss with gradients, so without `.item()` and `torch.no_grad()`.
 
     Args:
         batch: as for `training_step`.
         model: role; a LightningModule.
-        log: the name under which the step logs the loss (`val_loss`), where it does not return it.
+        log: the name under which the step logs the loss (`val_loss`), if it does not return it.
 
     Returns:
         The loss. What the step logs by `self.log` are metrics of the problem.
@@ -57,31 +58,32 @@ def weighted_training_step(
     given: Literal["loss", "index"] = "loss",
     vectorize: bool = True,
 ) -> LossOutput:
-    """The loss of `training_step` on each sample alone, with weights that another problem learns.
+    """The loss of `training_step` on each sample by itself, with weights that another problem learns.
 
         l_i = training_step(sample i, as a batch of one),   C = sum_i w_i l_i / sum_j w_j
 
-    A training_step returns one number for its batch, so that weights have no other place. It is the loss of a step
-    whose loss is a mean over independent samples; layers that normalise over the batch are refused in train mode.
+    A training_step returns one number for its batch, so weights per sample need its loss on single samples. Use this if
+    the step's loss is a mean over independent samples. Layers that normalize over the batch are refused in train mode.
 
     Args:
-        batch: as for `training_step`; the samples are along the first axis of each part.
+        batch: as for `training_step`, with the samples along the first axis of each part.
         model: role; a LightningModule.
-        weigher: role; maps the losses (b, 1), or the samples' indices (b,), to as many weights.
-        given: what `weigher` gets: "loss", through which no gradient flows to `model`, or "index", which the batches of
-            a recipe have.
-        vectorize: evaluate all samples at once by `torch.vmap`. Without it one after the other: for steps that ask for
-            a tensor's number (`.item()`, `if loss > 1`) or change a metric of torchmetrics.
+        weigher: role; maps the losses (b, 1), or the samples' indices (b,), to one weight per sample.
+        given: the input of `weigher`: "loss" (detached from `model`), or "index", which the batches of a recipe have.
+        vectorize: true evaluates all samples at once by `torch.vmap`. false evaluates one after the other, for steps
+            that read a tensor's value (`.item()`, `if loss > 1`) or update a metric of torchmetrics.
 
     Returns:
-        The loss, with the metric `mean_weight`. What the step logs by `self.log` are metrics, as means over samples.
+        The loss, with the metric `mean_weight`. What the step logs by `self.log` becomes a metric, as a mean over
+        samples.
 
-    Cost: that of `training_step` with `vectorize`, else a small forward pass a sample.
+    Cost: with `vectorize` that of `training_step`, else one small forward pass per sample.
     """
     if (layer := model.batch_statistics()) is not None:
         raise ConfigError(
-            f"losses.weighted_training_step: found '{layer}' in train mode, which normalises over a batch; expected "
-            "layers that see a sample alone. Use GroupNorm or LayerNorm, or the role {problem: .., mode: eval}."
+            f"losses.weighted_training_step: found '{layer}' in train mode, which normalizes over a batch; expected "
+            "layers that treat each sample by itself. Use GroupNorm or LayerNorm, or the role {problem: .., mode: "
+            "eval}."
         )
 
     def of_sample(sample: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -109,7 +111,7 @@ def _at_once(of_sample: OfSample, batch: Any) -> tuple[Tensor, dict[str, Tensor]
             raise
         raise ConfigError(
             f"losses.weighted_training_step: found a training_step that torch.vmap cannot evaluate ({error}); expected "
-            "one of tensors alone. Set vectorize: false, which takes the samples one by one."
+            "one with tensor operations only. Set vectorize: false, which evaluates the samples one by one."
         ) from error
     return found
 

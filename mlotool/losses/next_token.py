@@ -17,14 +17,15 @@ from mlotool.losses.cross_entropy import Batch, collected, weighted_mean
 
 @target("loss")
 def next_token(batch: Batch, *, model: BoundModule, chunk: Count | None = None) -> LossOutput:
-    """Mean cross-entropy of each token, given those before it, in nats.
+    """Mean cross-entropy of each token given the tokens before it, in nats.
 
         C = -1/(b t) sum_is log softmax(model(x_i)_s)[y_is]
 
     Args:
         batch: `input` (b, t) and `target` (b, t), where `target[:, s]` follows `input[:, s]`.
         model: role; gives logits (b, t, v).
-        chunk: tokens whose logits live at once, by the model's method `losses` (a `Decoder` has it); None: all.
+        chunk: number of tokens whose logits are in memory at once, by the model's method `losses` (as of a `Decoder`);
+            None: all.
 
     Returns:
         The loss, with the metric `bits_per_token`; where tokens are bytes, that is bits per byte.
@@ -37,20 +38,20 @@ def next_token(batch: Batch, *, model: BoundModule, chunk: Count | None = None) 
 def next_token_of_both(
     batch: Batch, *, model: BoundModule, weigher: BoundModule, scale: NonNegative = 0.03, chunk: Count | None = None
 ) -> LossOutput:
-    """Cross-entropy of the next token of a model, and of its weigher as a language model by itself, in nats.
+    """Cross-entropy of the next token of a model, and of the weigher's own language model, in nats.
 
         C = C(model) + s C(weigher's decoder),      C as of `next_token`
 
-    The loss of a problem that learns weights of texts. The first term reads the weights through the model that was
-    trained with them; by it alone, the decoder of a weigher would have to find out from a number a text how letters
-    follow each other. The second teaches it that directly, on the same texts.
+    For a problem that learns weights of texts with a `SequenceWeigher`. The first term depends on the weights through
+    the model that was trained with them. That alone would have to teach the weigher's decoder the language from one
+    number per text. The second term trains the decoder directly, on the same texts.
 
     Args:
         batch: `input` (b, t) and `target` (b, t), of the target domain.
         model: role; gives logits (b, t, v).
         weigher: role; has the method `losses` (a `SequenceWeigher` has it).
-        scale: s. Small, as the derivatives by way of the model are small and an optimizer such as Adam follows the
-            larger term.
+        scale: s. It should be small: the derivatives through the model are small, and an optimizer such as Adam follows
+            the larger term.
         chunk: as for `next_token`.
 
     Returns:
@@ -68,7 +69,7 @@ def next_token_of_both(
 def weighted_next_token(
     batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True, chunk: Count | None = None
 ) -> LossOutput:
-    """Cross-entropy of the next token with weights that `weigher` makes of the text: one a sequence, or one a token.
+    """Cross-entropy of the next token with weights that `weigher` computes from the text, per sequence or per token.
 
         l_is = -log softmax(model(x_i)_s)[y_is],   w = weigher(x)
         C = sum_is w_is l_is / sum_is w_is      (normalize)
@@ -77,8 +78,9 @@ def weighted_next_token(
     Args:
         batch: `input` (b, t) and `target` (b, t).
         model: role; gives logits (b, t, v).
-        weigher: role; maps tokens (b, t) to weights, (b,) or (b, t); w_is is w_i where there is one a sequence.
-        normalize: divide the weights by their sum, so that only their ratios matter and the step size stays.
+        weigher: role; maps tokens (b, t) to weights, (b,) or (b, t); with one weight per sequence, w_is is w_i.
+        normalize: whether the weights are divided by their sum, so that only their ratios matter and the step size does
+            not change.
         chunk: as for `next_token`.
 
     Returns:
@@ -100,14 +102,14 @@ def mixture_next_token(
         C = sum_i w_i l_i / sum_i w_i      (normalize)
         C = d/b sum_i w_i l_i              (otherwise)
 
-    Where batches hold all domains alike, both are estimates of the loss under the mixture, in which domain k has the
-    share `mixture()_k`. The second has no bias and the more variance.
+    If batches contain all domains equally often, both estimate the loss under the mixture, in which domain k has the
+    share `mixture()_k`. The second estimate has no bias, but more variance.
 
     Args:
         batch: `input` (b, t), `target` (b, t) and `domain` (b,), the numbers of the domains.
         model: role; gives logits (b, t, v).
         mixture: role; called without arguments gives the shares (d,), which add up to 1.
-        normalize: divide the weights by their sum in the batch.
+        normalize: whether the weights are divided by their sum in the batch.
         chunk: as for `next_token`.
 
     Returns:
@@ -116,8 +118,8 @@ def mixture_next_token(
     Raises:
         ConfigError: there are fewer shares than domains.
 
-    Source: the upper problem of Xie et al. 2023, DoReMi (arXiv 2305.10429), section 2, is a minimax one; here, as in
-        Grangier et al. 2024, Adaptive Training Distributions (arXiv 2311.11973), it is the loss on a target domain.
+    Source: Grangier et al. 2024, Adaptive Training Distributions (arXiv 2311.11973), whose upper loss is that on a
+        target domain; Xie et al. 2023, DoReMi (arXiv 2305.10429), section 2, have a minimax problem instead.
     """
     shares = mixture()
     try:
@@ -157,15 +159,15 @@ def _weighted(losses: Tensor, weight: Tensor, normalize: bool) -> LossOutput:
 
 @target("analysis")
 def mixture_analysis(batches: Iterable[Batch], *, mixture: BoundModule) -> dict[str, Tensor]:
-    """Return a learned mixture of domains, and how it differs from that of a split.
+    """Return a learned mixture of domains beside the mixture of a split.
 
     Args:
-        batches: of one pass over a split, with `domain`.
+        batches: one pass over a split, with `domain` (b,).
         mixture: role; called without arguments gives the shares (d,).
 
     Returns:
-        1-D (d,): `share`, the learned one, and `share_of_split`. 0-D: `share_<k>` of each domain k, and `perplexity`,
-        the exponential of the mixture's entropy: how many domains it amounts to.
+        1-D (d,): `share`, the learned shares, and `share_of_split`, those of the split. 0-D: `share_<k>` of each domain
+        k, and `perplexity`, the exponential of the mixture's entropy: the effective number of domains.
     """
     share = mixture().detach()
     counts = torch.stack([torch.bincount(batch["domain"], minlength=len(share)) for batch in batches]).sum(0)
@@ -179,12 +181,12 @@ def text_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> d
     """Return the weight that a weigher gives each text of a split, and its mean over each domain.
 
     Args:
-        batches: of one pass over a split, with `input` (b, t) and `domain` (b,).
-        weigher: role; maps tokens (b, t) to weights (b,) or (b, t), of which the mean over a text is taken.
+        batches: one pass over a split, with `input` (b, t) and `domain` (b,).
+        weigher: role; maps tokens (b, t) to weights (b,), or to (b, t), whose mean over each text is taken.
 
     Returns:
-        1-D (n,), in the order of the batches: `weight` and `domain`. 0-D: `mean_weight`, and `mean_weight_<k>` of each
-        domain k of which the split has texts.
+        1-D (n,), in the order of the batches: `weight` and `domain`. 0-D: `mean_weight`, and `mean_weight_<k>` for each
+        domain k that occurs in the split.
     """
 
     def rows(batch: Batch) -> dict[str, Tensor]:

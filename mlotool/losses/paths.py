@@ -18,19 +18,19 @@ from mlotool.losses.cross_entropy import Batch, accuracy
 def path_cross_entropy(
     batch: Batch, *, model: BoundModule, paths: BoundModule, entropy: NonNegative = 0.0
 ) -> LossOutput:
-    """Mean cross-entropy of a shared space whose path, or mixture of paths, is another problem's.
+    """Mean cross-entropy of a shared space, with a path or mixture of paths that another problem gives.
 
         C = 1/b sum_i -log softmax(model(x_i, path))[y_i] - entropy * (entropy of a decision),   path = paths()
 
-    Both problems have it: the space on its own split, given the paths; the paths on another one, given the space's
-    solution.
+    Both problems use this loss: the space on its own split, for the current paths; the problem of the paths on another
+    split, for the space's solution.
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; a `mlotool.spaces.SharedSpace` that returns logits (b, k).
         paths: role; `mlotool.spaces.PathWeights`, `BinaryPaths` or `PathPolicy`.
-        entropy: weight of the entropy of a decision in nats, mean over decisions, for the problem of the paths: it
-            keeps them from settling early.
+        entropy: for the problem of the paths, the weight of the entropy (in nats, mean over decisions), which keeps the
+            decisions from settling early.
 
     Returns:
         The loss, with the metric `accuracy`.
@@ -58,9 +58,8 @@ def expected_path_cross_entropy(
         batch: `input` (b, ...) and `target` (b,).
         model: role; a `mlotool.spaces.SharedSpace` that returns logits (b, k).
         paths: role; a `mlotool.spaces.PathPolicy`.
-        num_paths: how many are drawn, at least 2.
-        entropy: weight of the entropy of a decision in nats, mean over decisions, which keeps the policy from settling
-            early.
+        num_paths: s, the number of paths that are drawn, at least 2.
+        entropy: weight of the entropy (in nats, mean over decisions), which keeps the policy from settling early.
 
     Returns:
         The loss, with the metric `accuracy`, mean over the paths.
@@ -88,16 +87,16 @@ def _with_entropy(loss: Tensor, paths: BoundModule, weight: float) -> Tensor:
 
 
 def score_function(losses: Tensor, log_probabilities: Tensor) -> Tensor:
-    """Return the mean of losses of draws, whose derivatives of any order estimate those of its expectation.
+    """Return the mean of sampled losses, whose derivatives of any order estimate those of the expected loss.
 
         C = 1/s sum_j (c_j m_j + b_j (1 - m_j)),   m_j = exp(log p_j - stop(log p_j)),   b_j = mean of the other c
 
-    Its value is the mean, its gradient `1/s sum_j (c_j - b_j) dlog p_j + dc_j`: REINFORCE with a baseline that does not
-    bias it. So a pullback through a solution that was found with such a loss is one of the expected loss.
+    The value is the mean; the gradient is `1/s sum_j (c_j - b_j) dlog p_j + dc_j`, which is REINFORCE with an unbiased
+    baseline. So a hypergradient through a solution that was trained with this loss is one of the expected loss.
 
     Args:
-        losses: (s,) of independent draws.
-        log_probabilities: (s,) of these draws.
+        losses: c (s,), of independent draws.
+        log_probabilities: log p (s,), of these draws.
 
     Returns:
         0-D.
@@ -120,15 +119,15 @@ def score_function(losses: Tensor, log_probabilities: Tensor) -> Tensor:
 
 @target("analysis")
 def path_analysis(batches: Iterable[Batch], *, paths: BoundModule) -> dict[str, Tensor | str]:
-    """Return the path that a search has found; the batches are not looked at.
+    """Return the path that a search has found; the batches are not used.
 
     Args:
         batches: ignored.
         paths: role; a `mlotool.spaces.PathWeights`, `BinaryPaths` or `PathPolicy`.
 
     Returns:
-        `decisions`: text, a line for each decision, as `decisions` of a recipe takes it; `entropy`: of a decision in
-        nats, mean over decisions, 0-D.
+        `decisions`: a text with one line per decision, in the form of the key `decisions` of a recipe; `entropy`: the
+        entropy in nats, mean over decisions, 0-D.
     """
     del batches
     decisions = paths.method("found")

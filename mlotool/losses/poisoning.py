@@ -17,7 +17,7 @@ from mlotool.losses.cross_entropy import Batch, accuracy
 def poisoned_cross_entropy(
     batch: Batch, *, model: BoundModule, perturbation: BoundModule, base_class: Whole | None = None
 ) -> LossOutput:
-    """Mean cross-entropy over samples of which some are perturbed: the lower problem.
+    """Mean cross-entropy over samples, some of which are perturbed: for the lower problem.
 
         x'_i = x_i + [y_i = base_class, or base_class is None] perturbation(index_i)
         C = 1/b sum_i -log softmax(model(x'_i))[y_i]
@@ -27,11 +27,11 @@ def poisoned_cross_entropy(
     Args:
         batch: `input` (b, ...), `target` (b,) and `index` (b,).
         model: role; gives logits (b, k).
-        perturbation: role; maps indices (b,) to perturbations (b, ...), zero for samples that have none.
-        base_class: the class whose samples are poisoned; None: of all classes.
+        perturbation: role; maps indices (b,) to perturbations (b, ...), which are zero for samples without one.
+        base_class: the class whose samples are perturbed; None: all classes.
 
     Returns:
-        The loss, with the metrics `accuracy` and `poisoned` (the share of samples with a perturbation).
+        The loss, with the metrics `accuracy` and `poisoned` (the fraction of samples with a perturbation).
 
     Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), equation 2.
     """
@@ -52,7 +52,7 @@ def poisoned_cross_entropy(
 
 @target("loss")
 def negated_cross_entropy(batch: Batch, *, model: BoundModule) -> LossOutput:
-    """Cross-entropy with its sign turned, for an upper problem that wants the lower one to fail.
+    """Negated cross-entropy, for an upper problem that makes the lower one fail.
 
         C = 1/b sum_i log softmax(model(x_i))[y_i]
 
@@ -71,7 +71,7 @@ def negated_cross_entropy(batch: Batch, *, model: BoundModule) -> LossOutput:
 
 @target("loss")
 def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: Whole, base_class: Whole) -> LossOutput:
-    """Cross-entropy of the victims with the class that they shall be taken for: an upper problem with a target.
+    """Cross-entropy of one class's samples with a target class, for a targeted attack by the upper problem.
 
         C = mean over i with y_i = victim_class of -log softmax(model(x_i))[base_class]
 
@@ -79,10 +79,11 @@ def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: Whol
         batch: `input` (b, ...) and `target` (b,), clean.
         model: role; gives logits (b, k).
         victim_class: the class whose samples are attacked.
-        base_class: the class that they shall be taken for.
+        base_class: the class that these samples should be classified as.
 
     Returns:
-        The loss (0 for a batch without victims), with the metric `success`, the share of victims taken for it.
+        The loss (0 for a batch without samples of the victim class), with the metric `success`, the fraction of these
+        samples that are classified as the base class.
 
     Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), equation 1.
     """
@@ -100,17 +101,17 @@ def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: Whol
 def attack_analysis(
     batches: Iterable[Batch], *, model: BoundModule, victim_class: Whole, base_class: Whole
 ) -> dict[str, Tensor]:
-    """Return how often the victims of a split are taken for the base class.
+    """Return how often samples of one class are classified as the target class of an attack.
 
     Args:
-        batches: of one pass over a split, clean.
-        model: role; gives logits.
+        batches: one pass over a split, clean.
+        model: role; gives logits (b, k).
         victim_class: the class whose samples are attacked.
-        base_class: the class that they shall be taken for.
+        base_class: the class that these samples should be classified as.
 
     Returns:
-        0-D: `success`, `mistaken` (shares of victims that are taken for the base class, and for any wrong one), and
-        `num_victims`. 1-D: `prediction` and `target` of all samples.
+        0-D: `success` and `mistaken` (the fractions of samples of the victim class that are classified as the base
+        class, and as any wrong class), and `num_victims`. 1-D: `prediction` and `target` of all samples.
     """
     with torch.no_grad():
         pairs = [(model(batch["input"]).argmax(dim=1), batch["target"]) for batch in batches]

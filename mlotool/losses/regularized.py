@@ -18,14 +18,14 @@ from mlotool.losses.cross_entropy import Batch, accuracy, auroc
 
 @target("loss")
 def decayed_cross_entropy(batch: Batch, *, model: BoundModule, decay: BoundModule) -> LossOutput:
-    """Mean cross-entropy with a weight decay of its own for each parameter.
+    """Mean cross-entropy with a separate weight decay for each parameter, which another problem learns.
 
         C = -1/b sum_i log softmax(model(x_i))[y_i] + 1/2 sum_j d_j theta_j^2
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; gives logits (b, k).
-        decay: role; called without arguments gives d, (p,) or (1,), in the order of the model's parameters.
+        decay: role; called without arguments, it returns d, (p,) in the order of the model's parameters, or (1,).
 
     Returns:
         The loss, with the metric `accuracy`.
@@ -40,17 +40,17 @@ def decayed_cross_entropy(batch: Batch, *, model: BoundModule, decay: BoundModul
 
 @target("analysis")
 def decay_analysis(batches: Iterable[Batch], *, decay: BoundModule, num_informative: Count) -> dict[str, Tensor]:
-    """Return what decay a linear classifier's features have got, and whether it tells useless features from others.
+    """Return the learned weight decay of a linear classifier's features, and how well it detects useless features.
 
     Args:
-        batches: of one pass over a split; their inputs (b, d) say how many features there are.
-        decay: role; called without arguments gives (k d,), one number a weight, in the order of (k, d); or (1,).
-        num_informative: features that the label depends on, the first ones; the others are useless.
+        batches: one pass over a split; their inputs (b, d) have the number of features.
+        decay: role; called without arguments, it returns (k d,), one number per weight in the order of (k, d), or (1,).
+        num_informative: number of features, the first ones, that the label depends on; the others are useless.
 
     Returns:
-        1-D (d,): `decay`, the geometric mean over classes. 0-D: `useless_auc`, the area under the ROC curve of the
-        decay as a detector of useless features (0.5: chance), and `log10_ratio`, by how many orders of magnitude
-        theirs is larger (difference of the means of log10); neither where all features are of one kind.
+        1-D (d,): `decay`, the geometric mean over classes. 0-D, unless all features are of one kind: `useless_auc`, the
+        area under the ROC curve of the decay as a detector of useless features (0.5: chance), and `log10_ratio`, by how
+        many orders of magnitude the decay of useless features is larger (difference of the means of log10).
     """
     num_features = int(next(iter(batches))["input"][0].numel())
     logarithm = decay().detach().log()
@@ -78,7 +78,7 @@ def depth_regularized_cross_entropy(
     smoothness: NonNegative = 0.0,
     part: str = "layers",
 ) -> LossOutput:
-    """Mean cross-entropy, with large parameters and parameters that change much from layer to layer penalised.
+    """Mean cross-entropy with penalties on large parameters, and on parameters that change from layer to layer.
 
         C = -1/b sum_i log softmax(model(x_i))[y_i]
             + tikhonov/2 norm(theta)^2 + smoothness/2 sum_n norm((theta^n - theta^{n-1}) / h)^2
@@ -86,11 +86,11 @@ def depth_regularized_cross_entropy(
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; gives logits (b, k).
-        h: step of the layers, T / N.
-        tikhonov: of all parameters of the model.
-        smoothness: of the layers' parameters in depth.
-        part: name of the layers in the model; their parameters have the layers along the first axis, or the layer's
-            number in their name.
+        h: step size of the layers, T / N.
+        tikhonov: weight of the penalty on all parameters of the model.
+        smoothness: weight of the penalty on changes of the parameters from layer to layer.
+        part: name of the module with the layers. Their parameters have the layers along the first axis, or the layer's
+            number in the parameter's name.
 
     Returns:
         The loss, with the metrics `accuracy` and `penalty`.

@@ -16,16 +16,16 @@ from mlotool.losses.cross_entropy import Batch, accuracy, auroc, collected, samp
 def reweighted_cross_entropy(
     batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True
 ) -> LossOutput:
-    """Cross-entropy with weights that `weigher` makes of each sample's loss (Meta-Weight-Net).
+    """Cross-entropy with weights that `weigher` computes from each sample's loss (Meta-Weight-Net).
 
         l_i = -log softmax(model(x_i))[y_i],   w_i = weigher(stop_gradient(l_i))
         C = sum_i w_i l_i / sum_j w_j      (normalize)
         C = 1/b sum_i w_i l_i              (otherwise)
 
-    The weights' dependence on `model` through the losses is cut, as in the authors' code; their sum is not cut from
-    `weigher`. Both forms are the authors': the first is in the paper's experiments, where only the weights' ratios
-    matter and the step size stays; the second is equation 1 with the mean for the sum, where small weights also slow
-    the training down.
+    As in the authors' code, no gradient flows from the weights to `model` through the losses, while the sum of the
+    weights does pass gradients to `weigher`. Both forms are the authors'. The first is that of the paper's experiments:
+    only the ratios of the weights matter, and the step size does not change. The second is equation 1 with the mean
+    instead of the sum: small weights also slow down the training.
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
@@ -162,16 +162,16 @@ def sample_weight_analysis(batches: Iterable[Batch], *, model: BoundModule, weig
 
 
 def wrong_label_metrics(weight: Tensor, is_wrong: Tensor) -> dict[str, Tensor]:
-    """Return how well low weights give wrong labels away.
+    """Return how well low weights detect wrong labels.
 
     Args:
-        weight: (n,).
-        is_wrong: (n,) bool.
+        weight: (n,), the weight of each sample.
+        is_wrong: (n,) bool, whether its label is wrong.
 
     Returns:
-        0-D: `wrong_label_auc`, the area under the ROC curve of `1 - weight` as a detector of wrong labels (0.5:
-        chance, 1: every wrong label has a lower weight than every right one), `mean_weight_wrong` and
-        `mean_weight_right`; nothing where all labels are right or all are wrong.
+        0-D: `wrong_label_auc`, the area under the ROC curve of `1 - weight` as a detector of wrong labels (0.5: chance,
+        1: every wrong label has a lower weight than every right one), `mean_weight_wrong` and `mean_weight_right`.
+        Empty if all labels are right, or all are wrong.
     """
     if bool(is_wrong.all()) or not bool(is_wrong.any()):
         return {}
@@ -205,14 +205,13 @@ def _rows(batch: Batch, model: BoundModule, weigh: Callable[[Batch, Tensor], Ten
 def corrected_cross_entropy(
     batch: Batch, *, model: BoundModule, corrector: BoundModule, weigher: BoundModule, normalize: bool = True
 ) -> LossOutput:
-    """Cross-entropy with corrected labels, weighted per sample: the lower problem.
+    """Cross-entropy with corrected labels and weights per sample, for the lower problem.
 
         h_i, z_i = model.features_and_logits(x_i),   c_i = corrector(stop_gradient(h_i), y_i)
         l_i = -sum_k c_ik log softmax(z_i)_k,        w_i = weigher(stop_gradient(l_i))
         C = sum_i w_i l_i / sum_j w_j   (normalize),   1/b sum_i w_i l_i   (otherwise)
 
-    Labels and weights are constants for `model`: what it could change about them through its features would make the
-    labels follow the predictions.
+    No gradient flows from labels and weights to `model`: otherwise the labels would follow the model's predictions.
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
@@ -224,7 +223,8 @@ def corrected_cross_entropy(
     Returns:
         The loss, with the metrics `accuracy` (against the given labels) and `mean_weight`.
 
-    Source: Choe et al. 2023, Betty (arXiv 2207.02849), section 5.2 and listing 4, where features are not cut off.
+    Source: Choe et al. 2023, Betty (arXiv 2207.02849), section 5.2 and listing 4, where gradients do flow through the
+    features.
     """
     features, logits = model.method("features_and_logits", batch["input"])
     label = corrector(stop_gradient(features), batch["target"])
@@ -238,7 +238,7 @@ def corrected_cross_entropy(
 
 @target("loss")
 def correction_loss(batch: Batch, *, model: BoundModule, corrector: BoundModule) -> LossOutput:
-    """Cross-entropy of the classifier and of the corrector's own prediction, on clean samples: the upper problem.
+    """Cross-entropy of the classifier and of the corrector's own prediction on clean samples, for the upper problem.
 
         C = 1/b sum_i -log softmax(z_i)[y_i] - log softmax(corrector.predict(h_i))[y_i]
 

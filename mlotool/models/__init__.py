@@ -1,4 +1,4 @@
-"""Models that recipes use; any other nn.Module does as well."""
+"""Models that recipes use; any other nn.Module works as well."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""A module that remembers where its parameters started."""
+"""A module with a copy of its initial parameters."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from mlotool.core.settings import target
 
 @target("module")
 class Anchored(nn.Module):
-    """A module and a copy of its first parameters, for losses that keep it near them.
+    """A module with a copy of its initial parameters, for losses that keep the parameters near them.
 
     Args:
-        module: any; its parameters when the problem is built, so pretrained ones where it loads some.
+        module: any module. Its parameters are copied when it is wrapped, so pretrained ones if it loads such.
 
     Example:
         >>> anchored = Anchored(nn.Linear(2, 1))
@@ -31,5 +31,5 @@ class Anchored(nn.Module):
         return self.module(*args, **kwargs)
 
     def start(self) -> list[Tensor]:
-        """Return the first parameters, in the order of the module's."""
+        """Return the initial parameters, in the order of the module's parameters."""
         return [self.get_buffer(f"start_{index}") for index, _ in enumerate(self.module.parameters())]

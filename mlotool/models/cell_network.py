@@ -1,4 +1,4 @@
-"""Networks of cells, on whose edges mutators of a space put operations, and of blocks that stand as cells do."""
+"""Networks of cells, on whose edges a space of models chooses operations, and of blocks in the places of cells."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -22,8 +22,8 @@ def operation(name: str, width: Count, stride: Count, *, affine: bool) -> nn.Mod
             `dil_conv_5x5`.
         width: c.
         stride: 1 or 2.
-        affine: whether BatchNorm has a scale and a shift of its own; not in a search, where they would rescale the
-            operations that the architecture weighs. A search also normalises what is pooled.
+        affine: whether BatchNorm has a learned scale and shift. false is for a search, since they would rescale the
+            operations that the architecture weights; it also normalizes the results of pooling.
 
     Source: Liu et al. 2019, DARTS (arXiv 1806.09055), section 3.1.
     """
@@ -42,7 +42,7 @@ def operation(name: str, width: Count, stride: Count, *, affine: bool) -> nn.Mod
 
 @target("module")
 def pointwise(num_inputs: Count, num_outputs: Count, *, affine: bool) -> nn.Sequential:
-    """Build ReLU, 1 x 1 convolution and BatchNorm: what brings a cell's inputs to its width."""
+    """Build ReLU, 1 x 1 convolution and BatchNorm, which bring a cell's inputs to its width."""
     convolution = nn.Conv2d(num_inputs, num_outputs, 1, bias=False)
     return nn.Sequential(nn.ReLU(), convolution, nn.BatchNorm2d(num_outputs, affine=affine))
 
@@ -54,7 +54,7 @@ def crossed_convolution(width: Count, stride: Count, size: Count = 3, *, affine:
     Args:
         width: c.
         stride: 1 or 2.
-        size: of both, odd; the paper has 7, for larger images.
+        size: length of both kernels, odd; the paper has 7, for larger images.
         affine: see `operation`.
 
     Source: Real et al. 2019, AmoebaNet (arXiv 1802.01548), section 3.1: "1x7 then 7x1 convolution".
@@ -65,7 +65,7 @@ def crossed_convolution(width: Count, stride: Count, size: Count = 3, *, affine:
 
 
 class Zero(nn.Module):
-    """No connection: zeros, of the size that the stride leaves."""
+    """No connection: zeros, in the size that the stride gives."""
 
     def __init__(self, stride: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Zero(nn.Module):
 
 
 class HalvingConvolution(nn.Module):
-    """Half the size without losing a pixel: two 1 x 1 convolutions of stride 2, one pixel apart, side by side."""
+    """Halves the image without losing a pixel: two 1 x 1 convolutions of stride 2, one pixel apart, concatenated."""
 
     def __init__(self, num_inputs: int, num_outputs: int, *, affine: bool) -> None:
         super().__init__()
@@ -124,12 +124,12 @@ KINDS = ("normal", "reduction")
 class CellNetwork(nn.Module):
     """A network of cells in which each node reads all nodes before it: the base of the DARTS space.
 
-        node_j = sum over i < j of operation_ij(node_i),   cell = all nodes but its two inputs, side by side
+        node_j = sum over i < j of operation_ij(node_i), cell = concatenation of all nodes but its two inputs
 
-    Two cells, a third and two thirds of the way, are reduction cells, which halve the image and double the width. The
-    edges of a cell are its modules `normal.0`, `normal.1`, .. or `reduction.0`, .., ordered by the node that they
-    enter, then by the node that they leave. A skip connection stands on each. The paper's auxiliary head and drop-path
-    are left out.
+    Two cells, after one and two thirds of the depth, are reduction cells, which halve the image and double the width.
+    The edges of a cell are its modules `normal.0`, `normal.1`, .. or `reduction.0`, .., ordered by the node that they
+    lead to, then by the node that they come from. Each edge is a skip connection at first. The paper's auxiliary head
+    and drop-path are left out.
 
     Args:
         image_shape: (c, h, w); only c matters.
@@ -137,9 +137,9 @@ class CellNetwork(nn.Module):
         width: channels of a node in the first cell.
         num_cells: at least 3 for cells of both kinds.
         num_nodes: intermediate nodes of a cell; 4 make a cell of 7 nodes with 14 edges.
-        stem_multiplier: channels of the first convolution, in widths.
-        affine: whether BatchNorm in cells has a scale and a shift; not in a search, where they would make up for what
-            the architecture weighs.
+        stem_multiplier: channels of the first convolution, in units of `width`.
+        affine: whether BatchNorm in cells has a learned scale and shift. false is for a search, since they would
+            rescale the operations that the architecture weights.
 
     Source: Liu et al. 2019, DARTS (arXiv 1806.09055), sections 3.1.1 (8 cells of width 16) and 3.1.2 (20 of width 36).
 
@@ -211,12 +211,12 @@ class StrongestEdges:
         strength of an edge = max over operations but `none` of p
         each node keeps its two strongest incoming edges, each with its strongest operation but `none`
 
-    The decisions of a kind of cells are `<kind>_0`, `<kind>_1`, .., one for each edge, ordered by the node that it
-    enters, then by the node that it leaves; each node reads both inputs of the cell and all nodes before it.
+    The decisions of a kind of cells are `<kind>_0`, `<kind>_1`, .., one for each edge, ordered by the node that the
+    edge leads to, then by the node that it comes from. Each node reads both inputs of the cell and all nodes before it.
 
     Args:
-        none: the candidate that is no connection, which stands on the edges that are not kept.
-        num_kept: edges of a node.
+        none: the name of the candidate without a connection, which is chosen for edges that are not kept.
+        num_kept: number of edges that each node keeps.
 
     Source: Liu et al. 2019, DARTS (arXiv 1806.09055), section 2.4.
 
@@ -239,11 +239,11 @@ class StrongestEdges:
         """Return a candidate for each decision.
 
         Args:
-            candidates: by decision.
-            probabilities: (k,) of them, by decision.
+            candidates: the names of the candidates, by decision.
+            probabilities: (k,), one per candidate, by decision.
 
         Raises:
-            ConfigError: the edges of a kind make no cell, or `none` is not among the candidates.
+            ConfigError: the number of edges of a kind does not fit a cell, or `none` is not among the candidates.
         """
         chosen: dict[str, str | int] = {}
         for kind in dict.fromkeys(name.rpartition("_")[0] for name in candidates):
@@ -279,21 +279,21 @@ def _by_node(kind: str, edges: Sequence[str]) -> list[Sequence[str]]:
 
 @target("module")
 class TwoBackNetwork(nn.Module):
-    """A stem, blocks that read the two results before them, the mean over pixels, a linear layer.
+    """A stem, blocks that each read the two results before them, the mean over pixels, a linear layer.
 
         x_i = block_i(latest_i(x_{i-1}), before_i(x_{i-2})),   block(x, y) = separable(x) + y
 
-    `latest` and `before` bring what a block reads to its width and to one size; a block that halves the image reads
-    its second input through a convolution of stride 2. So a block is where a cell can stand: `blocks.0`, `blocks.1`.
+    `latest` and `before` bring the inputs of a block to its width and to equal size; a block that halves the image
+    reads its second input through a convolution of stride 2. So a mutator can put a cell in the place of each block
+    (`blocks.0`, `blocks.1`, ..).
 
     Args:
         image_shape: (c, h, w); only c matters.
         num_classes: k.
         width: channels of the first block.
-        halves: for each block whether it halves the image and doubles the width.
+        halves: for each block, whether it halves the image and doubles the width.
 
-    Source: Zoph et al. 2018, NASNet (arXiv 1707.07012), figure 2: the stack that cells stand in; here of plain
-    blocks.
+    Source: Zoph et al. 2018, NASNet (arXiv 1707.07012), figure 2: the stack of cells; here with plain blocks.
 
     Example:
         >>> import torch

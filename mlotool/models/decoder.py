@@ -1,7 +1,8 @@
 """A decoder-only transformer: a language model that predicts each token from those before it.
 
-Its layers are written out. Torch's fused kernels for attention have no second derivative, and neither they nor its SiLU
-have a forward derivative of their reverse one, which `product: reverse` and forward-mode products need.
+Its layers consist of elementary operations. Torch's fused kernels for attention have no second derivative (needed for
+`product: reverse`), and neither they nor torch's SiLU support forward mode over reverse mode (needed for `product:
+forward`).
 """
 
 from typing import Literal
@@ -22,7 +23,7 @@ class RMSNorm(nn.Module):
 
         y = g * x / sqrt(mean(x^2) + eps)
 
-    In bf16 and fp16 it computes in fp32, and returns what it got.
+    In bf16 and fp16 it computes in fp32, and returns the input's dtype.
 
     Args:
         width: w, of the last dimension.
@@ -41,21 +42,21 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (..., w), normalised."""
+        """Return x (..., w), normalized."""
         precise = _at_least_fp32(x)
         scale = (precise.square().mean(dim=-1, keepdim=True) + self.epsilon).rsqrt()
         return (precise * scale * self.weight).to(x.dtype)
 
 
 def rotate(x: Tensor, base: float = 10000.0) -> Tensor:
-    """Turn each vector by angles in proportion to its position (rotary position embedding).
+    """Rotate each vector by angles proportional to its position (rotary position embedding).
 
-    The entries i and i + d/2 of a vector at position p are a point of the plane, turned by `p base^(-2i/d)`. So the
-    inner product of two turned vectors depends on their positions by the difference alone.
+    The entries i and i + d/2 of a vector at position p are a point of the plane, which is rotated by `p base^(-2i/d)`.
+    So the inner product of two rotated vectors depends only on the difference of their positions.
 
     Args:
         x: (..., t, d) with d even; the position is the index in the dimension before the last.
-        base: the slowest plane turns by about 1 / base from one position to the next.
+        base: the slowest angle is about 1 / base per position.
 
     Returns:
         A tensor like x. In bf16 and fp16 the angles are fp32.
@@ -86,7 +87,7 @@ class CausalAttention(nn.Module):
         num_heads: h.
         kv_size: d, of a query, key or value.
 
-    Cost: scores (b, h, t, t), which are kept for the backward pass.
+    Cost: memory of the scores (b, h, t, t), which are kept for the backward pass.
 
     Example:
         >>> CausalAttention(8, num_heads=3, kv_size=4)(torch.ones(2, 5, 8)).shape
@@ -101,7 +102,7 @@ class CausalAttention(nn.Module):
         self.output = nn.Linear(num_heads * kv_size, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the tokens x (b, t, w) read, (b, t, w)."""
+        """Return the attention's output (b, t, w) for tokens x (b, t, w)."""
         heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (b, t, 3, h, d)
         query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, d)
         # The queries are scaled, not the scores, which are larger.
@@ -112,14 +113,14 @@ class CausalAttention(nn.Module):
 
 
 class Feedforward(nn.Module):
-    """The half of a block that treats each token for itself.
+    """The part of a block that processes each token by itself.
 
         y = W_2 gelu(W_1 x)      or      y = W_2 (silu(W_g x) * W_1 x)      (`swiglu`)
 
     Args:
         width: w.
         hidden: f.
-        kind: `gelu`, or `swiglu` with half as many parameters more.
+        kind: `gelu`, or `swiglu`, which has 1.5 times as many parameters.
 
     Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv 2002.05202), equation 6.
 
@@ -143,7 +144,7 @@ class Feedforward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """One pre-norm block: attention and a feedforward, each added to what it reads.
+    """One pre-norm block: attention and a feedforward network, each with a residual connection.
 
         x = x + attention(norm(x)),   x = x + feedforward(norm(x))
 
@@ -153,7 +154,7 @@ class DecoderBlock(nn.Module):
         num_heads: h.
         kv_size: d.
         feedforward: `gelu` or `swiglu`.
-        dropout: share of each half's output that is dropped while training.
+        dropout: probability with which entries of both outputs are dropped in training.
 
     Example:
         >>> DecoderBlock(8, 16, num_heads=2, kv_size=4)(torch.ones(1, 5, 8)).shape
@@ -191,36 +192,38 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 
 @target("module")
 class Decoder(nn.Module):
-    """Embeddings, pre-norm blocks of causal attention and a feedforward, a norm, and a head.
+    """A language model: embeddings, pre-norm blocks of causal attention and a feedforward network, a norm, and a head.
 
         x = E[tokens]
         x = x + attention(norm(x)),   x = x + feedforward(norm(x))      (each block)
         logits = E norm(x)
 
-    Positions are rotations of queries and keys, so a text may have any length. There are no biases. All operations
-    have second derivatives, by double backward and by forward mode over reverse mode. `blocks` are modules of one
-    class that take and return x (b, t, w).
+    Positions are encoded by rotations of queries and keys, so a text may have any length. There are no biases. All
+    operations have second derivatives, by double backward and by forward mode over reverse mode. The attribute `blocks`
+    holds modules of one class that map x (b, t, w) to x (b, t, w).
 
-    Each entry of a matrix begins as normal with variance 1 / inputs, and 1 / (2 L inputs) where a block adds to x: so
-    what the 2 L halves add up to, and with it the gradient of each, does not depend on the depth.
+    Entries of matrices are initialized from a normal distribution with variance 1 / inputs, and 1 / (2 L inputs) for
+    the matrices whose results are added to x. So the sum of these 2 L results, and the gradient of each, does not
+    depend on the depth.
 
     Args:
         vocabulary_size: v, number of token ids; 256 for bytes.
-        width: w, of the stream that the blocks add to (d_model).
-        hidden: width inside the feedforward (ffw_size).
-        num_heads: of each attention (n_heads).
-        kv_size: width of one head's queries, keys and values, even; any, or None for `width / num_heads`.
+        width: w, of the vector of a token (d_model).
+        hidden: width inside the feedforward networks (ffw_size).
+        num_heads: heads of each attention (n_heads).
+        kv_size: width of one head's queries, keys and values, any even number; None: `width / num_heads`.
         num_layers: L, number of blocks (n_layers).
-        feedforward: `gelu`, as Chinchilla has it, or `swiglu`, with three matrices in the place of two.
-        tied: the head is the embedding; else it is a matrix of its own.
-        dropout: share of the embeddings and of each half's output that is dropped while training.
+        feedforward: `gelu`, as in Chinchilla, or `swiglu`, with three matrices instead of two.
+        tied: whether the head uses the embedding's matrix; else it has its own.
+        dropout: probability with which entries of the embeddings, and of the outputs that are added to x, are dropped
+            in training.
 
     Raises:
-        ConfigError: `kv_size` is odd, or None where the heads do not share `width` evenly; `feedforward` is another
-            word.
+        ConfigError: `kv_size` is odd, or it is None and `width` is not a multiple of `num_heads`; `feedforward` is
+            another word.
 
-    Source: Hoffmann et al. 2022, Training Compute-Optimal Large Language Models (Chinchilla), with rotary positions
-        (Su et al. 2021) as Kemaev et al. 2025, MixFlow-MG, section 5, has it.
+    Source: Hoffmann et al. 2022, Training Compute-Optimal Large Language Models (Chinchilla), with rotary positions (Su
+        et al. 2021) as in Kemaev et al. 2025, MixFlow-MG, section 5.
 
     Example:
         >>> import torch
@@ -255,29 +258,29 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix (v, w) that makes logits of features."""
+        """The matrix (v, w) that maps features to logits."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits (b, t, v) of token ids (b, t): those at place i are for the token at place i + 1."""
+        """Return logits (b, t, v) for token ids (b, t); those at position i predict the token at position i + 1."""
         return self.features(tokens) @ self.head_weight.T
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return what the head reads (b, t, w) of token ids (b, t)."""
+        """Return the input of the head (b, t, w) for token ids (b, t)."""
         x = self.dropout(self.embedding(tokens))
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
 
     def losses(self, tokens: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-        """Return the cross-entropy (b, t), in nats, of each token's prediction, without all logits at once.
+        """Return the cross-entropy (b, t) of each token's prediction, in nats, without keeping all logits in memory.
 
-        In a loss, `model.method("losses", tokens, targets)`, where `model` is a role.
+        In a loss, call it as `model.method("losses", tokens, targets)`, where `model` is a role.
 
         Args:
             tokens: ids (b, t).
             targets: ids (b, t) of the tokens that follow.
-            chunk: tokens whose logits live at once; None: as many as have 2^22 logits.
+            chunk: number of tokens whose logits are in memory at once; None: as many as have 2^22 logits.
         """
         return token_losses(self.features(tokens), self.head_weight, targets, chunk)
 
@@ -307,18 +310,19 @@ LOGITS_AT_ONCE = 2**22
 
 
 def token_losses(features: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-    """Return the cross-entropy of each token by a linear head, a chunk of tokens at a time.
+    """Return the cross-entropy of each token for a linear head, computed for one chunk of tokens at a time.
 
         l_i = log sum_u exp(<W_u, x_i>) - <W_y(i), x_i>
 
-    The logits of a chunk are computed again in the backward pass, and in the backward pass of that one: those of all
-    tokens, which outweigh a small model's activations, never live at once. A single chunk is computed plainly.
+    The logits of a chunk are computed again in the backward pass, and again in the backward pass of the backward pass.
+    So those of all tokens, which take more memory than a small model's activations, are never in memory at once. A
+    single chunk is computed without this.
 
     Args:
-        features: (..., w), what the head reads.
-        weight: (v, w), of the head.
+        features: (..., w), the input of the head.
+        weight: (v, w), the head's matrix.
         targets: (...), ids of the tokens that are to be predicted.
-        chunk: tokens at once; None: as many as have 2^22 logits.
+        chunk: number of tokens at once; None: as many as have 2^22 logits.
 
     Returns:
         Losses (...), in fp32 or the head's higher precision.

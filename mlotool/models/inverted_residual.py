@@ -12,13 +12,13 @@ from mlotool.core.settings import Count, NonNegative, Positive, Shape, target
 
 @target("module")
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by what all channels are on average.
+    """Scales each channel by a factor that is computed from the means of all channels (squeeze and excitation).
 
         y = x * sigmoid(W_2 relu(W_1 mean(x)))
 
     Args:
         num_channels: c.
-        ratio: width of the hidden layer in c; at least one unit.
+        ratio: width of the hidden layer, as a multiple of c; at least one unit.
 
     Source: Hu et al. 2018, Squeeze-and-Excitation Networks (arXiv 1709.01507), section 3.
 
@@ -41,17 +41,17 @@ class SqueezeExcitation(nn.Module):
 
 @target("module")
 class InvertedResidual(nn.Module):
-    """A block that widens, filters each channel alone, and narrows: `expand`, `depthwise`, `squeeze`, `project`.
+    """An inverted residual block: it widens, filters each channel by itself, and narrows.
 
         y = project(squeeze(depthwise(expand(x)))),   x + y where both have the same shape
 
     Args:
         num_inputs: channels that it reads.
         num_outputs: channels that it returns.
-        stride: of the depthwise convolution.
-        expansion: width of the middle, in `num_inputs`; 1: nothing is expanded.
-        kernel_size: of the depthwise convolution, odd.
-        squeeze: ratio of the squeeze and excitation in the middle; 0: none.
+        stride: stride of the depthwise convolution.
+        expansion: width of the middle, as a multiple of `num_inputs`; 1: no expansion.
+        kernel_size: size of the depthwise convolution, odd.
+        squeeze: `ratio` of the squeeze and excitation in the middle; 0: none.
 
     Source: Sandler et al. 2018, MobileNetV2 (arXiv 1801.04381), figure 4; with squeeze and excitation, Tan et al. 2019,
     MnasNet (arXiv 1807.11626), figure 7.
@@ -93,11 +93,11 @@ class InvertedResidualNetwork(nn.Module):
     Args:
         image_shape: (c, h, w); only c matters.
         num_classes: k.
-        widths: channels of each stage; the stem has those of the first one.
-        strides: of each stage.
+        widths: channels of each stage; the stem has as many as the first stage.
+        strides: stride of each stage.
         depths: number of blocks of each stage.
-        expansion: of all blocks.
-        kernel_size: of all depthwise convolutions.
+        expansion: expansion of all blocks.
+        kernel_size: size of all depthwise convolutions.
 
     Source: Tan et al. 2019, MnasNet (arXiv 1807.11626), figure 4: the stages of its search space.
 

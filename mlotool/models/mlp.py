@@ -18,7 +18,7 @@ class MLP(nn.Module):
     Args:
         image_shape: shape of one input, of any length; it is flattened.
         num_classes: k.
-        hidden: width of each hidden layer; empty: none, a linear classifier.
+        hidden: width of each hidden layer; an empty list makes a linear classifier.
 
     Example:
         >>> MLP([1, 8, 8], 10, hidden=[32])
@@ -45,7 +45,7 @@ class MLP(nn.Module):
         return self.layers(images)
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, hidden[-1]), and the logits (b, k)."""
+        """Return the input of the last layer (b, hidden[-1]), and the logits (b, k)."""
         features = self.layers[:-1](images)
         return features, self.layers[-1](features)
 
@@ -57,7 +57,7 @@ class Linear(nn.Module):
     Args:
         image_shape: shape of one input, of any length; it is flattened.
         num_classes: k.
-        bias: whether each class has a constant of its own.
+        bias: whether the layer has a bias.
     """
 
     def __init__(self, image_shape: Shape, num_classes: Count, bias: bool = True) -> None:

@@ -174,13 +174,13 @@ PADDING = 0
 
 @target("module")
 class PretrainedText(nn.Module):
-    """A Hugging Face encoder and a linear layer on its first token.
+    """A Hugging Face encoder with a linear layer on its first token, as a text classifier.
 
         logits = W dropout(encoder(tokens)[:, 0])
 
-    The weights are read from `pretrained`, which has to hold safetensors; no code and no pickle is run. Attention is
-    computed without fused kernels, which have no second derivative. `PretrainedClassifier` takes the model's own head
-    in place of the linear layer.
+    The weights are read from safetensors files in `pretrained`; no code and no pickle is run. Attention is computed
+    without fused kernels, which have no second derivative. `PretrainedClassifier` uses the model's own head instead of
+    the linear layer.
 
     Args:
         pretrained: a folder with config.json and model.safetensors, as `save_pretrained` writes them; or a name on the
@@ -188,7 +188,7 @@ class PretrainedText(nn.Module):
         num_classes: k.
         vocabulary_size: number of token ids in the data, at most what the encoder has.
         length: t, at most what the encoder has.
-        dropout: before the last layer; null: the encoder's own.
+        dropout: dropout probability before the last layer; null: that of the encoder's config.
 
     Raises:
         ConfigError: transformers is not installed; there is no such encoder; the data does not fit it.
@@ -219,7 +219,7 @@ class PretrainedText(nn.Module):
         return self.features_and_logits(tokens)[1]
 
     def features_and_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, w), and the logits (b, k)."""
+        """Return the input of the last layer (b, w), and the logits (b, k)."""
         mask = (tokens != PADDING).long()
         features = self.dropout(self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0])
         return features, self.classifier(features)
@@ -284,18 +284,19 @@ class AbstractPretrained(nn.Module):
         return self.model.get_base_model() if self._has_lora else self.model
 
     def save_pretrained(self, folder: Path | str, *, merge: bool = False) -> None:
-        """Write the model as Hugging Face's libraries read it, with its tokenizer where that is in `pretrained`.
+        """Write the model in the format of Hugging Face's libraries, with its tokenizer if `pretrained` has one.
 
-        With LoRA this is the adapter alone, which `peft.AutoPeftModel..` and `PeftModel.from_pretrained` put on the
-        model that it was trained on. A model that was made of a config has random weights that are nowhere else: its
-        adapters are added to them.
+        With LoRA, only the adapter is written, which `peft.AutoPeftModel..` and `PeftModel.from_pretrained` load
+        together with the pretrained model. If the model was made from `config`, its random weights are stored nowhere
+        else, so the whole model is written, with the adapters added to its matrices.
 
         Args:
-            folder: where to; it is made where there is none.
-            merge: whether adapters are added to the model's matrices, for a folder that needs no peft.
+            folder: the folder to write to; it is made if needed.
+            merge: whether to add the adapters to the model's matrices and write the whole model, which can be read
+                without peft.
 
         Raises:
-            WriteError: the disk does not take it.
+            WriteError: the folder cannot be written.
 
         Example::
 
@@ -314,19 +315,20 @@ class AbstractPretrained(nn.Module):
 
 @target("module")
 class PretrainedClassifier(AbstractPretrained):
-    """A Hugging Face model that classifies texts (AutoModelForSequenceClassification), with its own kind of head.
+    """A Hugging Face model that classifies texts (AutoModelForSequenceClassification), with the model's own head.
 
-    Padding has the id 0. Attention is computed without fused kernels, which have no second derivative.
+    Token id 0 is padding. Attention is computed without fused kernels, which have no second derivative.
 
     Args:
         pretrained: a folder with config.json and safetensors, as `save_pretrained` writes them; or a name on the
-            Hugging Face Hub, which the user has to allow (`--allow-hub`). The head is new where it holds none.
+            Hugging Face Hub, which the user has to allow (`--allow-hub`). The head is initialized anew if the folder
+            has none.
         num_classes: k.
         vocabulary_size: number of token ids in the data, at most what the model has.
         length: t, at most what the model has.
         config: in place of `pretrained`: `{model_type: bert, hidden_size: 64, ..}`, a model with random weights.
-        lora: settings of peft.LoraConfig, such as `{r: 8, lora_alpha: 16, target_modules: [query, value]}`; only
-            adapters and the head train. null: all parameters do.
+        lora: settings of peft.LoraConfig, such as `{r: 8, lora_alpha: 16, target_modules: [query, value]}`; only the
+            adapters and the head are trained. null: all parameters are trained.
 
     Raises:
         ConfigError: transformers or peft is not installed; there is no such model; the data does not fit it.
@@ -358,10 +360,10 @@ class PretrainedClassifier(AbstractPretrained):
 
 @target("module")
 class PretrainedCausalLM(AbstractPretrained):
-    """A Hugging Face language model that predicts each token from those before it (AutoModelForCausalLM).
+    """A Hugging Face language model that predicts each token from the tokens before it (AutoModelForCausalLM).
 
-    Attention is computed without fused kernels, so that second derivatives exist, also by forward mode over reverse
-    mode.
+    Attention is computed without fused kernels, so that second derivatives exist, by double backward and by forward
+    mode over reverse mode.
 
     Args:
         pretrained: a folder with config.json and safetensors, as `save_pretrained` writes them; or a name on the
@@ -369,8 +371,8 @@ class PretrainedCausalLM(AbstractPretrained):
         vocabulary_size: number of token ids in the data, at most what the model has.
         length: t, at most what the model has.
         config: in place of `pretrained`: `{model_type: gpt2, n_embd: 64, ..}`, a model with random weights.
-        lora: settings of peft.LoraConfig, such as `{r: 8, lora_alpha: 16, target_modules: [c_attn]}`; only adapters
-            train. null: all parameters do.
+        lora: settings of peft.LoraConfig, such as `{r: 8, lora_alpha: 16, target_modules: [c_attn]}`; only the adapters
+            are trained. null: all parameters are trained.
 
     Raises:
         ConfigError: transformers or peft is not installed; there is no such model; the data does not fit it.
@@ -394,30 +396,30 @@ class PretrainedCausalLM(AbstractPretrained):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix (v, w) that makes logits of features."""
+        """The matrix (v, w) that maps features to logits."""
         weight: Tensor = self.network.get_output_embeddings().weight
         return weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits (b, t, v) of token ids (b, t): those at place i are for the token at place i + 1."""
+        """Return logits (b, t, v) for token ids (b, t); those at position i predict the token at position i + 1."""
         logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return logits
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return what the head reads (b, t, w) of token ids (b, t)."""
+        """Return the input of the head (b, t, w) for token ids (b, t)."""
         hidden: Tensor = self.network.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden
 
     def losses(self, tokens: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
         """Return the cross-entropy (b, t), in nats, of each token's prediction.
 
-        In a loss, `model.method("losses", tokens, targets)`, where `model` is a role.
+        In a loss, call it as `model.method("losses", tokens, targets)`, where `model` is a role.
 
         Args:
             tokens: ids (b, t).
             targets: ids (b, t) of the tokens that follow.
-            chunk: tokens whose logits live at once; None: as many as have 2^22 logits. A model that does more than a
-                product with its head (a bias, a cap on logits) takes all at once.
+            chunk: number of tokens whose logits are in memory at once; None: as many as have 2^22 logits. A model whose
+                logits are not just a product with its head (a bias, a cap on logits) computes all at once.
         """
         if not self._is_linear:
             return losses_of_logits(self(tokens), targets)

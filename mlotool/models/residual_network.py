@@ -15,7 +15,7 @@ from mlotool.core.settings import Count, Layers, NonNegative, Positive, Shape, t
 
 
 def smooth_relu(x: Tensor) -> Tensor:
-    """Return max(x, 0), rounded off around zero, so that its derivative is continuous.
+    """Return max(x, 0), smoothed around zero so that the derivative is continuous.
 
         sigma(x) = max(x, 0)                    where |x| > 1/10
         sigma(x) = 5/2 x^2 + x/2 + 1/40         where |x| <= 1/10
@@ -37,19 +37,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"smooth_relu": smooth_relu
 class ResidualLayers(nn.Module):
     """N residual layers that keep the shape, `u^{n+1} = u^n + h sigma(K^n u^n + b^n)` with `h = T / N`.
 
-    K is a dense matrix (`kernel_size=None`) or a convolution with stride 1. The parameters of all layers lie in two
-    tensors with the layers along the first axis: `weight` (N, d, d) or (N, c, c, k, k) and `bias` (N, d) or (N, c), so
-    that the n-th layer's are `weight[n]` and `bias[n]`, and a coarse grid's every so many of them.
+    K is a dense matrix (`kernel_size=None`) or a convolution with stride 1. The parameters of all layers are in two
+    tensors with the layers along the first axis: `weight` (N, d, d) or (N, c, c, k, k) and `bias` (N, d) or (N, c). The
+    n-th layer has `weight[n]` and `bias[n]`; a coarse grid of multigrid takes every m-th layer.
 
     Args:
         num_layers: N.
         width: d, or c for a convolution.
         final_time: T.
-        kernel_size: of the convolution, odd; None: a dense matrix.
+        kernel_size: size of the convolution, odd; None: a dense matrix.
         activation: sigma, `smooth_relu`, `tanh` or `relu`.
-        initial_scale: of the weights' normal distribution at the start, in 1 / sqrt(fan in).
-        equal_start: whether all layers start from the same weights: neighbouring layers are then alike, as multigrid
-            across layers wants them.
+        initial_scale: standard deviation of the initial weights (normally distributed), as a multiple of 1 / sqrt(fan
+            in).
+        equal_start: whether all layers start with equal weights, so that neighboring layers are similar, which
+            multigrid across layers needs.
 
     Raises:
         ConfigError: an even kernel, or an unknown activation.
@@ -84,7 +85,7 @@ class ResidualLayers(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_layers, width))
 
     def forward(self, state: Tensor, layers: range | None = None) -> Tensor:
-        """Return the state after these layers, (b, d) or (b, c, h, w), one after the other; None are all."""
+        """Return the state, (b, d) or (b, c, h, w), after these layers, one after the other; None: all layers."""
         # unbind: one stack of the gradients at the end, where weight[n] would add up N gradients of all layers.
         weights, biases = self.weight.unbind(), self.bias.unbind()
         for n in range(self.num_layers) if layers is None else layers:
@@ -92,14 +93,14 @@ class ResidualLayers(nn.Module):
         return state
 
     def layer(self, state: Tensor, n: int, h: float | None = None) -> Tensor:
-        """Return u^{n+1} of u^n, with the layer's own step or another one."""
+        """Return u^{n+1} for u^n, with the layer's own step size or with another one."""
         return self._step(state, self.weight[n], self.bias[n], self.h if h is None else h)
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return what so many layers make of a state each, at once.
+        """Return the results of several layers, each for its own state, at once.
 
         Args:
-            states: (m, b, d) or (m, b, c, h, w), one a layer.
+            states: (m, b, d) or (m, b, c, h, w), one per layer.
             layers: m layer indices with a positive step.
             h: the step size.
         """
@@ -153,7 +154,7 @@ class _ResidualNetwork(nn.Module):
 
 @target("module")
 class DenseResidualNetwork(_ResidualNetwork):
-    """A network of N dense residual layers between an opening and a linear classifier.
+    """A network of N dense residual layers between a first layer and a linear classifier.
 
         u^0 = sigma(L_in y),   u^{n+1} = u^n + h sigma(K^n u^n + b^n),   logits = W u^N + mu
 
@@ -164,13 +165,13 @@ class DenseResidualNetwork(_ResidualNetwork):
         width: d.
         final_time: T; h = T / N.
         activation: sigma, see `ResidualLayers`.
-        opening: `dense`, a learned matrix L_in without a constant and one application of sigma; `identity`, u^0 = y,
+        opening: the first layer. `dense`: a learned matrix L_in without bias, followed by sigma; `identity`: u^0 = y,
             for inputs of `width` numbers.
         initial_scale: see `ResidualLayers`.
         equal_start: see `ResidualLayers`.
 
     Raises:
-        ConfigError: an option that does not exist, or an identity between different widths.
+        ConfigError: an option does not exist, or `opening` is `identity` and the input does not have `width` numbers.
 
     Source: Günther et al. 2020 (arXiv 1812.04352), section 5.1, test cases 1 (width 8, T = 5, dense) and 2 (width 220,
     T = 20, identity).
@@ -213,13 +214,13 @@ class ConvolutionalResidualNetwork(_ResidualNetwork):
         num_layers: N.
         channels: c.
         final_time: T; h = T / N.
-        kernel_size: of the convolutions.
+        kernel_size: size of the convolutions.
         activation: sigma, see `ResidualLayers`.
         initial_scale: see `ResidualLayers`.
         equal_start: see `ResidualLayers`.
 
     Raises:
-        ConfigError: an option that does not exist, or channels that the image's do not divide.
+        ConfigError: an option does not exist, or `channels` is not a multiple of the image's channels.
 
     Source: Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 3: 8 or 4 channels, T = 5, tanh.
 

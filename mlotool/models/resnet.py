@@ -16,10 +16,10 @@ from mlotool.core.settings import BelowOne, Count, Layers, Shape, target
 class ResNet(nn.Module):
     """A residual network of depth 6n + 2: three stages of n blocks, with width, 2 width and 4 width channels.
 
-    Shortcuts are "option A" of the paper, as in the paper's CIFAR networks and in Meta-Weight-Net's: where the shape
-    changes they take every second pixel and pad the channels with zeros, so they have no parameters. Convolutions and
-    the last layer start from He's normal distribution. Every stage but the first halves the image, so 8 x 8
-    images end as 2 x 2 and 28 x 28 ones as 7 x 7 before the mean over pixels.
+    Shortcuts are "option A" of the paper, as in the CIFAR networks of the paper and of Meta-Weight-Net: where the shape
+    changes, they take every second pixel and pad the channels with zeros, so they have no parameters. Convolutions and
+    the last layer are initialized from He's normal distribution. Every stage but the first halves the image: 8 x 8
+    images are 2 x 2, and 28 x 28 images 7 x 7, before the mean over pixels.
 
     Args:
         depth: 6n + 2: 8, 14, 20, 32, 44, 56, 110, ...
@@ -59,7 +59,7 @@ class ResNet(nn.Module):
         return self.features_and_logits(images)[1]
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, 4 width), and the logits (b, k)."""
+        """Return the input of the last layer (b, 4 width), and the logits (b, k)."""
         features = F.relu(self.norm(self.convolution(images)))
         features = self.stages(features).mean(dim=(2, 3))
         return features, self.classifier(features)
@@ -117,21 +117,22 @@ class WideResNet(nn.Module):
         x <- shortcut(x) + conv(relu(norm(conv(relu(norm(x))))))      (each block)
 
     Norm and ReLU come before the convolutions. Where the shape changes, the shortcut is a 1 x 1 convolution of the
-    normalised input. The second and the third stage halve the image.
+    normalized input. The second and the third stage halve the image.
 
     Args:
         depth: 6n + 4: 10, 16, 22, 28, 40, ...
         widen_factor: f.
         num_classes: k.
         image_shape: (c, h, w); only c matters.
-        width: channels before the first stage, 16; the stages have f, 2 f and 4 f times as many.
-        dropout: share of channels' entries dropped between the two convolutions of a block.
+        width: channels before the first stage; the stages have f, 2 f and 4 f times as many.
+        dropout: probability with which entries are dropped between the two convolutions of a block.
 
     Raises:
         ConfigError: `depth` is not of the form 6n + 4.
 
     Source: Zagoruyko and Komodakis 2016, Wide Residual Networks (arXiv 1605.07146), table 1: 36.5 million parameters
-    for 28-10 and ten classes. Sun et al. 2021 (arXiv 2112.05387), section 5.2, trains 40-10 with 28-10 and 16-10.
+    for depth 28, f = 10 and ten classes. Sun et al. 2021 (arXiv 2112.05387), section 5.2, train depth 40 with auxiliary
+    networks of depths 28 and 16.
 
     Example:
         >>> import torch
@@ -167,7 +168,7 @@ class WideResNet(nn.Module):
         return self.features_and_logits(images)[1]
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, 4 f width), and the logits (b, k)."""
+        """Return the input of the last layer (b, 4 f width), and the logits (b, k)."""
         features = F.relu(self.norm(self.stages(self.convolution(images)))).mean(dim=(2, 3))
         return features, self.classifier(features)
 

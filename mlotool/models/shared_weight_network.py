@@ -1,4 +1,4 @@
-"""A network all of whose connections have one weight: what it computes is its connections alone."""
+"""A network all of whose connections have the same weight, so that only the connections are searched."""
 
 from collections.abc import Callable
 from math import prod
@@ -30,13 +30,13 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 @target("module")
 class SharedWeightUnit(nn.Module):
-    """A unit that reads any number of signals: `a(w (x_1 + .. + x_n))`.
+    """A unit with any number of inputs: `a(w (x_1 + .. + x_n))`.
 
-    A signal is (b, 2): values, and the weight w that all connections have, which a unit hands on. So the units of a
-    network share the weight without knowing each other.
+    Inputs and outputs are (b, 2): a value, and the weight w of all connections, which a unit passes on. So all units of
+    a network share one weight.
 
     Args:
-        activation: a, out of ACTIVATIONS.
+        activation: a, one of ACTIVATIONS.
 
     Raises:
         ConfigError: another activation.
@@ -64,20 +64,20 @@ class SharedWeightUnit(nn.Module):
 
 @target("module")
 class SharedWeightNetwork(nn.Module):
-    """Units that share one weight; some of them read the inputs, and one for each class reads some of those.
+    """A network with one weight: hidden units, each of which reads some inputs, and output units, one per class.
 
-    `hidden.0`, `hidden.1`, .. share the inputs among them, as evenly as it goes, and `outputs.0`, `outputs.1`, .. share
-    the hidden units. The one parameter is the weight: a search scores the connections for several values of it, without
-    training, and then it may be trained.
+    The inputs are divided among the units `hidden.0`, `hidden.1`, .., and these among `outputs.0`, `outputs.1`, .., as
+    evenly as possible. The weight is the only parameter. A search scores connections by the accuracy for several values
+    of the weight, without training; the weight may be trained afterwards.
 
     Args:
         image_shape: shape of one input, of any length; it is flattened.
         num_classes: k.
-        num_hidden: at least k, at most n.
-        weight: at the start.
+        num_hidden: number of hidden units, at least k and at most the number of inputs.
+        weight: initial value of the weight.
 
     Raises:
-        ConfigError: units without an input.
+        ConfigError: a unit would have no input.
 
     Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3.
 

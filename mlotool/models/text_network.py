@@ -13,12 +13,12 @@ from mlotool.core.settings import BelowOne, Count, Layers, target
 
 
 def attended(query_key_value: Tensor, num_heads: int, is_word: Tensor | None = None) -> Tensor:
-    """Return what tokens read of each other, a softmax written out: torch's fused kernels have no second derivative.
+    """Return the output of attention, without torch's fused kernels, which have no second derivative.
 
     Args:
         query_key_value: (b, t, 3 w).
         num_heads: h.
-        is_word: (b, t), which tokens may be read; None: all.
+        is_word: (b, t), which tokens may be attended to; None: all.
 
     Returns:
         (b, t, w).
@@ -44,7 +44,7 @@ class TextConvolution(nn.Module):
 
     Args:
         embed_dim: w.
-        kernel_size: tokens that a token sees, odd.
+        kernel_size: number of tokens in the window, odd.
 
     Source: Wang et al. 2020, TextNAS (arXiv 1912.10729), section 3.1, as all operations here.
     """
@@ -60,7 +60,7 @@ class TextConvolution(nn.Module):
 
 @target("module")
 class TextRecurrence(nn.Module):
-    """Recurrent layers in both directions, the sum of both: (b, t, w) to (b, t, w).
+    """The sum of two recurrent layers, one in each direction: (b, t, w) to (b, t, w).
 
     Args:
         embed_dim: w.
@@ -84,7 +84,7 @@ class TextAttention(nn.Module):
         num_heads: h.
 
     Raises:
-        ConfigError: the heads cannot share the width.
+        ConfigError: `embed_dim` is not a multiple of `num_heads`.
     """
 
     def __init__(self, embed_dim: Count, num_heads: Count = 4) -> None:
@@ -101,11 +101,11 @@ class TextAttention(nn.Module):
 
 @target("module")
 class TextPooling(nn.Module):
-    """The largest or the mean of the tokens around each, (b, t, w) to (b, t, w).
+    """Maximum or mean over a window around each token, (b, t, w) to (b, t, w).
 
     Args:
         kind: `max` or `mean`.
-        size: tokens, odd.
+        size: number of tokens in the window, odd.
 
     Raises:
         ConfigError: another kind.
@@ -133,18 +133,18 @@ PADDING = 0
 
 @target("module")
 class TextNetwork(nn.Module):
-    """Embeddings, layers of an operation each, the mean over tokens, a linear layer.
+    """A text classifier: embeddings, layers with one operation each, the mean over tokens, a linear layer.
 
         x_0 = E[tokens],   x_i = relu(norm(operation_i(x_{i-1}))),   logits = W mean over words of x_n
 
-    Padding (id 0) is embedded as zeros and has no part in the mean.
+    Padding (id 0) is embedded as zeros and left out of the mean.
 
     Args:
         vocabulary_size: number of token ids.
         num_classes: k.
         width: w.
         num_layers: n.
-        kernel_size: of the convolution that is each layer's operation.
+        kernel_size: size of the convolution that is each layer's operation.
 
     Source: Wang et al. 2020, TextNAS (arXiv 1912.10729), figure 1: the layers that its search chooses.
 
@@ -188,24 +188,24 @@ class _Layer(nn.Module):
 
 @target("module")
 class TextTransformer(nn.Module):
-    """Embeddings and positions, pre-norm encoder blocks, the mean over tokens or the first one, a linear layer.
+    """A text classifier: embeddings, pre-norm transformer blocks, the mean or first token, and a linear layer.
 
         x = E[tokens] + P
         x = x + attention(norm(x)),   x = x + W_2 gelu(W_1 norm(x))      (each block)
         logits = W pool(norm(x))
 
-    Padding (id 0) is not attended to and has no part in the mean.
+    Padding (id 0) is not attended to and left out of the mean. P are learned positions.
 
     Args:
         vocabulary_size: number of token ids.
-        length: t, at most.
+        length: largest t, in tokens.
         num_classes: k.
         width: w, a multiple of `num_heads`.
         num_heads: h.
         num_layers: number of blocks.
-        hidden: width inside a block's second half.
-        dropout: share of each half's output that is dropped while training.
-        pooling: `mean` over the tokens that are no padding, or `first` token (BERT's).
+        hidden: width of the hidden layer of a block.
+        dropout: probability with which entries of the outputs that are added to x are dropped in training.
+        pooling: `mean`, over all tokens except padding, or `first`, the first token (as in BERT).
 
     Raises:
         ConfigError: `width` is not a multiple of `num_heads`.
@@ -245,7 +245,7 @@ class TextTransformer(nn.Module):
         return self.features_and_logits(tokens)[1]
 
     def features_and_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, w), and the logits (b, k)."""
+        """Return the input of the last layer (b, w), and the logits (b, k)."""
         is_word = tokens != PADDING
         x = self.embedding(tokens) + self.position[: tokens.shape[1]]
         for block in self.blocks:

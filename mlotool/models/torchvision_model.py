@@ -1,4 +1,4 @@
-"""Any classifier of torchvision, untrained or with parameters of a file."""
+"""Any classifier of torchvision, untrained or with parameters from a file."""
 
 from pickle import UnpicklingError
 from typing import Annotated
@@ -25,16 +25,16 @@ def torchvision_model(
     weights: str | None = None,
     parameters_file: str | None = None,
 ) -> nn.Module:
-    """Build a torchvision classifier by its name, with random weights or those of a file on this machine.
+    """Build a torchvision classifier by its name, with random weights or with weights from a local file.
 
     Args:
         name: as in `torchvision.models`, such as `resnet18` or `mobilenet_v3_small`.
         num_classes: k.
         image_shape: (3, h, w) of the data; torchvision's models read RGB images, most of them down to 32 x 32.
-        weights: must be None: pretrained weights are a download, and a recipe may not start one.
-        parameters_file: a state dict that lies here, such as torchvision's published resnet18-f37072fd.pth; read as
-            tensors alone (`weights_only`). Those that the network has in another shape, as the last layer for another
-            number of classes, stay random.
+        weights: must be None: pretrained weights would be downloaded, which a recipe is not allowed to start.
+        parameters_file: path of a state dict, such as torchvision's published resnet18-f37072fd.pth; only tensors are
+            read from it (`weights_only`). Parameters that have another shape in the network, such as the last layer for
+            another number of classes, stay random.
 
     Returns:
         A module that maps images (b, 3, h, w) to logits (b, k).
@@ -85,13 +85,14 @@ def _load(model: nn.Module, name: str, file: str) -> None:
 class ExpandedResNet18(nn.Module):
     """The first stages of torchvision's ResNet-18, a 1 x 1 convolution to four times the channels, and a classifier.
 
-    A stage of ResNet-50 has four times as many channels as the same stage of ResNet-18. After the convolution the
-    state has the shape that a ResNet-50 has there, as the auxiliary network of a ResNet-50 that is cut there needs it.
+    A stage of ResNet-50 has four times as many channels as the same stage of ResNet-18. After the convolution, the
+    state has the shape that it has in a ResNet-50 after these stages. So this network can be the auxiliary network
+    (`parallel.auxnet`) of a ResNet-50 that is cut there.
 
     Args:
         num_classes: k.
         image_shape: (3, h, w).
-        num_stages: of ResNet-18, 1 to 4, before the convolution.
+        num_stages: number of stages of ResNet-18 before the convolution, 1 to 4.
 
     Raises:
         ConfigError: another number of stages, or images that are not RGB.

@@ -1,6 +1,6 @@
 """Modules of upper problems: they weigh, correct or perturb samples, or are a vector of numbers.
 
-`neutral` of a class is what a control (`baseline=fixed`) holds its outputs at.
+A class's `neutral` is the value at which a control run (`baseline=fixed`) holds its outputs.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from mlotool.core.settings import BelowOne, Between0And1, Count, NonNegative, Po
 
 @target("module")
 class WeightNet(nn.Module):
-    """The Meta-Weight-Net: loss -> weight in (0, 1), a 1-hidden-1 network.
+    """The Meta-Weight-Net: a network with one hidden layer that maps a sample's loss to a weight in (0, 1).
 
         w = sigmoid(W_2 relu(W_1 l + b_1) + b_2)
 
@@ -52,8 +52,8 @@ class SampleWeights(nn.Module):
         w_i = sigmoid(logits_i)
 
     Args:
-        num_samples: of the split; more than it has does no harm.
-        initial: the weight that all of them start with, strictly between 0 and 1.
+        num_samples: number of samples of the split, or more.
+        initial: initial value of all weights, strictly between 0 and 1.
 
     Source: Franceschi et al. 2017, Forward and Reverse Gradient-Based Hyperparameter Optimization, section 5.1.
 
@@ -75,13 +75,13 @@ class SampleWeights(nn.Module):
 
 @target("module")
 class PositiveVector(nn.Module):
-    """Numbers that stay positive: learning rates (one, or one a parameter of a problem) or weight decays.
+    """A learned vector of positive numbers, such as learning rates or weight decays (one, or one per parameter).
 
         value = exp(logarithm)
 
     Args:
-        size: how many.
-        initial: the value that all of them start with, above 0.
+        size: how many numbers.
+        initial: initial value of all numbers, above 0.
 
     Example:
         >>> PositiveVector(2, initial=0.5)()
@@ -102,17 +102,17 @@ class PositiveVector(nn.Module):
 
 @target("module")
 class MixtureWeights(nn.Module):
-    """Positive numbers that add up to 1: the shares of the domains that a model is trained on.
+    """Learned positive numbers that add up to 1, such as the shares of the domains that a model is trained on.
 
         share = softmax(logits)
 
-    All shares are the same at first.
+    All shares are equal at first.
 
     Args:
-        size: d, how many.
+        size: d, the number of shares.
 
     Attributes:
-        names: of the parts, for logs and pages; in a recipe None becomes the domains of its data.
+        names: names of the parts, for logs and reports; in a recipe, None stands for the names of the data's domains.
 
     Example:
         >>> MixtureWeights(4)()
@@ -138,27 +138,27 @@ class MixtureWeights(nn.Module):
 
 @target("module")
 class SequenceWeigher(nn.Module):
-    """A language model's features and a linear layer: one weight in (0, 1) a text, or a token.
+    """A language model with a linear layer on its features: one weight in (0, 1) per text, or per token.
 
         w_i = m + (1 - m) sigmoid(<a, mean_t x_it> + c)
         w_it = m + (1 - m) sigmoid(<a, x_it> + c)      (`per: token`)
 
-    The linear layer begins with a = 0, so that all weights are the same at first. Its first steps move a, and
-    through it later ones move the decoder.
+    The linear layer begins with a = 0, so that all weights are equal at first. The first steps change only the linear
+    layer; once a is not 0, gradients reach the decoder too.
 
-    Where a loss divides the weights by their sum, only their ratios matter. Those of a sigmoid alone (m = 0) have no
-    bound: all weights tend to 0, where the sigmoid is an exponential, and a few texts come to outweigh all others.
-    With m > 0 no text counts more than 1 / m of another, and those that help end near 1 together.
+    If a loss divides the weights by their sum, only their ratios matter. With m = 0 the ratios have no bound: all
+    weights tend to 0, where the sigmoid is like an exponential, and a few texts come to outweigh all others. With m >
+    0, no text counts more than 1 / m times another, and the weights of all helpful texts approach 1.
 
     Args:
-        decoder: has `width`, w, and `features(tokens)` -> (b, t, w), such as a `Decoder`; and `losses` where those are
-            asked for.
-        per: `sequence` or `token`. A token's weight knows the tokens up to it.
-        initial: the weight that all begin with, strictly between `smallest` and 1.
-        smallest: m, the weight that none falls below, at least 0.
+        decoder: a module with `width`, w, and `features(tokens)` -> (b, t, w), such as a `Decoder`; also with `losses`,
+            if a loss calls them.
+        per: `sequence` or `token`. The weight of a token depends on the tokens up to it.
+        initial: initial value of all weights, strictly between `smallest` and 1.
+        smallest: m, the lower bound of the weights, at least 0.
 
     Raises:
-        ConfigError: `initial` or `smallest` is outside.
+        ConfigError: `initial` or `smallest` is out of range.
 
     Source: Kemaev et al. 2025, MixFlow-MG, section 5.2, loss weighting: the meta model has the inner model's
         architecture.
@@ -189,14 +189,14 @@ class SequenceWeigher(nn.Module):
         nn.init.constant_(self.output.bias, log((initial - smallest) / (1 - initial)))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return weights, (b,) a text or (b, t) a token, of token ids (b, t)."""
+        """Return weights, (b,) per text or (b, t) per token, for token ids (b, t)."""
         features = self.decoder.features(tokens)  # type: ignore[operator]
         if self.per == "sequence":
             features = features.mean(dim=1)
         return self.smallest + (1 - self.smallest) * torch.sigmoid(self.output(features).squeeze(-1))
 
     def losses(self, tokens: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-        """Return the cross-entropy (b, t) of the decoder itself, as a language model; arguments as for its own."""
+        """Return the cross-entropy (b, t) of the decoder as a language model; arguments as for `Decoder.losses`."""
         losses = self.decoder.losses(tokens, targets, chunk)  # type: ignore[operator]
         assert isinstance(losses, Tensor)
         return losses
@@ -207,20 +207,22 @@ class SequenceWeigher(nn.Module):
 
 @target("module")
 class BoundedPerturbation(nn.Module):
-    """One additive perturbation for each of the first samples of a split, none of whose entries leaves +-radius.
+    """One additive perturbation for each of the first samples of a split, with entries between -radius and radius.
 
         d_i = radius tanh(raw_i) for i < n,   0 for the others
 
     Args:
         image_shape: shape of one sample.
-        num_samples: n; the samples are those with an index below it.
-        radius: of the maximum norm, in units of the normalised input.
-        start: `zero`; or `random`: each entry about radius or -radius, of full size but not learned.
+        num_samples: n; the samples with an index below n are perturbed.
+        radius: the largest absolute value of an entry, in units of the normalized input.
+        start: initial values. `zero`; or `random`: each entry about radius or -radius, for comparison with learned
+            perturbations.
 
     Raises:
         ConfigError: `radius` is negative, or `start` unknown.
 
-    Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), section 2.2, which clips where tanh stays smooth.
+    Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), section 2.2, where entries are clipped, not bounded by
+    tanh.
 
     Example:
         >>> BoundedPerturbation([1, 2, 2], num_samples=3, radius=0.5)(torch.tensor([2, 7])).shape
@@ -251,7 +253,7 @@ class BoundedPerturbation(nn.Module):
 
 @target("module")
 class LabelCorrector(nn.Module):
-    """A prediction of its own, mixed with the given label as far as that is trusted.
+    """Corrects labels: mixes the given label with a prediction, by a learned trust t in the given label.
 
         q = softmax(A h + a),   t = sigmoid(W_2 relu(W_1 [h, onehot(y)] + b_1) + b_2)
         corrected = t onehot(y) + (1 - t) q
@@ -260,7 +262,7 @@ class LabelCorrector(nn.Module):
         num_features: d, of the classifier's features h.
         num_classes: k.
         hidden: width of the hidden layer that decides on trust.
-        initial_trust: about where t starts, strictly between 0 and 1.
+        initial_trust: approximate initial value of t, strictly between 0 and 1.
 
     Raises:
         ConfigError: `initial_trust` is not between 0 and 1.
@@ -284,7 +286,7 @@ class LabelCorrector(nn.Module):
         nn.init.constant_(self.trust_output.bias, log(initial_trust / (1 - initial_trust)))
 
     def forward(self, features: Tensor, target: Tensor) -> Tensor:
-        """Return corrected labels (b, k), each of sum 1, of features (b, d) and given labels (b,)."""
+        """Return corrected labels (b, k), which add up to 1, for features (b, d) and given labels (b,)."""
         trust = self.trust(features, target)[:, None]
         given = F.one_hot(target, self.num_classes).to(features.dtype)
         return trust * given + (1 - trust) * torch.softmax(self.predict(features), dim=1)
@@ -294,7 +296,7 @@ class LabelCorrector(nn.Module):
         return F.one_hot(target, self.num_classes).to(features.dtype)
 
     def predict(self, features: Tensor) -> Tensor:
-        """Return the logits (b, k) of q, which the given label has no part in."""
+        """Return the logits (b, k) of q, which do not depend on the given label."""
         return self.label(features)
 
     def trust(self, features: Tensor, target: Tensor) -> Tensor:

@@ -135,9 +135,9 @@ def needs_closure(optimizer: Optimizer) -> bool:
 def without_gradient(problem: str) -> ConfigError:
     """Return what to raise where a loss has no graph."""
     fault = f"the loss does not depend on any parameter of '{problem}'; expected that it does"
-    advice = f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads"
+    advice = f"Give it a role for '{problem}', or an edge by which '{problem}' shapes a problem that it reads"
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        fault = "its gradient is wanted where gradients are switched off; expected that they are on"
+        fault = "its gradient is needed, but gradients are switched off; expected that they are on"
         advice = "Leave the block of torch.no_grad() or torch.inference_mode()"
     return ConfigError(f"problems.{problem}.loss: {fault}. {advice}.")
 
@@ -229,6 +229,6 @@ def check_saving(problem: str, module: nn.Module) -> None:
         module.load_state_dict(state)
     except Exception as error:
         said = f"{key}: {name} does not save and load its state ({type(error).__name__}: {str(error)[:300]})"
-        raise ConfigError(f"{said}; expected that it loads what it has saved. Correct its state_dict.") from error
+        raise ConfigError(f"{said}; expected that it can load what it has saved. Correct its state_dict.") from error
     missing = next((path for path, _ in module.named_parameters() if path not in state), None)
     require(missing is None, key, missing, f"all parameters in the state_dict() of {name}")

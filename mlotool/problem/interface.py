@@ -32,7 +32,7 @@ class Pullback(Protocol):
             theta: the values of theta*_l.
             inputs: what it depends on.
             wanted: which of the inputs want a cotangent.
-            cotangent: of theta*_l, one tensor a parameter; the same on all ranks. What is returned is added to a
+            cotangent: of theta*_l, one tensor per parameter; the same on all ranks. What is returned is added to a
                 gradient that is averaged over them as a whole: it may be this rank's part, or the mean already. The
                 list is the pullback's own: it may empty it, so that what it no longer needs is freed.
         """
@@ -65,7 +65,7 @@ class Unroll:
         begin: `() -> (theta, state)`: where a simulation begins otherwise.
         replay: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a step that was taken, again, to
             the bit; not differentiable.
-        hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
+        hyperparameters: `count -> those of the next count steps`, schedules included; one mapping per parameter.
         num_steps: how many of an unroll's steps are recorded before a problem above steps, at least.
         is_traced: whether the problem's next steps run as a trace, of which no graph can be kept.
         modules: those that the loss calls, the problem's own among them.
@@ -115,7 +115,7 @@ class Particle:
 
 @dataclass(frozen=True)
 class LowerProblem:
-    """What an algorithm is told of a lower problem, the same at every pullback.
+    """What a hypergradient method is told of a lower problem and what does not change.
 
     Args:
         name: the problem's name.
@@ -155,11 +155,11 @@ class LowerProblem:
 
 @dataclass(slots=True)
 class LowerView:
-    """A lower problem at one moment: its loss as a pure function, on one batch.
+    """A lower problem at one moment: its loss on one batch, as a pure function.
 
-    Where several ranks train together, each has a part of the batch. `view(theta, inputs)`, `gradient` and `slopes` are
-    means over them, and so is every derivative that autograd takes of these: an algorithm that uses nothing else is
-    right on any number of ranks. What is this rank's alone is called `own_`.
+    If several ranks train together, each has a part of the batch. `view(theta, inputs)`, `gradient` and `slopes` are
+    means over the ranks, and so are their derivatives by autograd: a method that uses only these is right on any number
+    of ranks. Attributes whose names begin with `own_` are for this rank's part only.
 
     Args:
         problem: what stays the same.
@@ -195,18 +195,18 @@ class LowerView:
         """Return the loss, which can be differentiated to any order.
 
         Args:
-            theta: one tensor a parameter.
+            theta: one tensor per parameter.
             inputs: as `AbstractHypergradient.pullback` gets them, or others of these shapes.
         """
         return self.problem.rank_mean.value(self.own_loss, theta, inputs)
 
     def gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool = False) -> list[Tensor]:
-        """Return `dC/dtheta`, one tensor a parameter; zeros where the loss does not depend on it.
+        """Return `dC/dtheta`, one tensor per parameter; zeros where the loss does not depend on it.
 
         Cheaper on several ranks than autograd's gradient of the view, which exchanges the loss as well.
 
         Args:
-            theta: one tensor a parameter.
+            theta: one tensor per parameter.
             inputs: as for the loss.
             create_graph: make the result differentiable with respect to theta and the inputs.
         """
@@ -225,12 +225,12 @@ class LowerView:
         """Return the derivatives of the loss with respect to some of its arguments, from one evaluation.
 
         Args:
-            theta: one tensor a parameter.
+            theta: one tensor per parameter.
             inputs: as for the loss.
             sources: tensors among theta and the inputs that require a gradient; all others are constants.
 
         Returns:
-            A tensor a source, without a graph; zeros where the loss does not depend on it.
+            A tensor per source, without a graph; zeros where the loss does not depend on it.
         """
         with torch.enable_grad():
             return self.problem.rank_mean.mean(slopes_of(self.own_loss(theta, inputs), sources))
@@ -243,7 +243,7 @@ class LowerView:
             sources: tensors among these that require a gradient.
 
         Returns:
-            A tensor a source, without a graph; zeros where no loss reads the solution.
+            A tensor per source, without a graph; zeros where no loss reads the solution.
         """
         if self.own_reader_loss is None:
             return [torch.zeros_like(source) for source in sources]
@@ -280,9 +280,11 @@ class Eliminated:
 
 
 class AbstractHypergradient(ABC):
-    """How gradients pass through a problem's solution: settings, which never change.
+    """Base class of hypergradient methods: how gradients pass through a problem's solution.
 
-    What an algorithm keeps from one pullback to the next is a value in the program's `Memory` of the problem.
+    A method holds settings only, which never change. What it keeps from one backward pass to the next is a value in the
+    program's `Memory` of the problem. A cotangent of a tensor is the derivative of the upper loss with respect to it; a
+    pullback is the backward pass through a solution, from the cotangent of the solution to those of its inputs.
 
     Example:
         One step of gradient descent, differentiated with respect to what shapes its loss:
@@ -310,15 +312,17 @@ class AbstractHypergradient(ABC):
         [tensor([0.2000])]
 
     Attributes:
-        curvature: whether the stationarity is that of the "total" or the "partial" gradient.
-        batch: at which batch the pullback is taken, the "last" or a "fresh" one.
+        curvature: whether derivatives of the "total" or of the "partial" gradient are taken; see `Implicit`.
+        batch: the batch of the backward pass, the "last" or a "fresh" one.
         sees_steps: whether it is an `AbstractStepwise`.
-        moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
+        moves_solutions: whether it evaluates the loss at perturbed parameters, so that solutions inside the loss have
+            to follow.
         pushes_solutions: whether it needs to know how solutions inside the loss move (`push`).
-        can_push: whether it can tell how the solution moves with its inputs (`push`).
-        needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
+        can_push: whether it can compute how the solution moves with its inputs (`push`).
+        needs_full_precision: whether it takes differences of losses or gradients at nearby points, for which autocast
+            is too inexact.
         is_constant: whether it takes the solution for a constant, so that no gradient passes through.
-        is_traceable: whether a pullback keeps nothing beside recorded steps, so that a trace of one holds for the next.
+        is_traceable: whether a trace of one backward pass holds for the next, since nothing but recorded steps is kept.
     """
 
     curvature: str = "total"
@@ -333,7 +337,7 @@ class AbstractHypergradient(ABC):
 
     @abstractmethod
     def pullback(self, view: LowerView, inputs: Vector) -> Pullback | None:
-        """Return how a cotangent of theta*_l is pulled back; None takes theta*_l for a constant.
+        """Return the backward pass through the solution theta*_l; None treats theta*_l as a constant.
 
         Args:
             view: of the problem.
@@ -341,7 +345,7 @@ class AbstractHypergradient(ABC):
         """
 
     def push(self, view: LowerView, inputs: Vector, directions: Vector) -> list[Tensor]:
-        """Return how theta*_l moves when its inputs move along `directions`, one tensor a parameter."""
+        """Return how theta*_l moves when its inputs move along `directions`, one tensor per parameter."""
         raise NotImplementedError
 
     def check_batches(self, problem: str, stream: Any, num_draws: int) -> None:
@@ -389,7 +393,7 @@ class AbstractHypergradient(ABC):
 
 
 class AbstractStepwise(AbstractHypergradient):
-    """One that differentiates the optimizer's steps, and so sees what shapes their start or their rate.
+    """Base class of methods that differentiate the optimizer's steps, and so also their start and learning rate.
 
     Attributes:
         horizon: how many of the last steps it sees; None sees all since a problem above stepped.
@@ -412,7 +416,7 @@ class AbstractStepwise(AbstractHypergradient):
 
 
 class AbstractDirector(AbstractHypergradient):
-    """One by which the problem's own steps follow another direction than its gradient."""
+    """Base class of methods that also change the direction of the problem's own steps."""
 
     @abstractmethod
     def step_direction(
@@ -429,7 +433,7 @@ class AbstractDirector(AbstractHypergradient):
         Args:
             problem: its name.
             theta: its parameters, detached.
-            gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
+            gradient: on the batch, the mean over ranks, one tensor per parameter; None where it is unused.
             batch: as in `LowerView`.
             batch_number: likewise.
             memory: of the problem.
@@ -437,20 +441,20 @@ class AbstractDirector(AbstractHypergradient):
 
 
 class AbstractZerothOrder(AbstractHypergradient):
-    """One that estimates the whole gradient of a problem above from values of its loss.
+    """Base class of methods that estimate the whole gradient of a problem above from values of its loss.
 
-    No node carries it: the program hands it the loss as a function of the upper parameters, in which each solution
-    below is a `rollout`.
+    The program calls `gradient` with the loss as a function of the upper parameters, in which each solution below is
+    computed by `rollout`.
 
     Attributes:
-        is_persistent: whether its rollouts go on from one gradient to the next.
+        is_persistent: whether rollouts continue from one gradient to the next.
     """
 
     is_persistent: bool = False
 
     @abstractmethod
     def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return what theta*_l would have been for these inputs, without a graph.
+        """Return the solution theta*_l for these inputs, without a graph.
 
         Args:
             view: of the problem.
@@ -471,7 +475,7 @@ class AbstractZerothOrder(AbstractHypergradient):
         """Return an estimate of the gradient of `loss` at `theta`.
 
         Args:
-            loss: `(theta, particle) -> loss`, a 0-D tensor; with tasks one value a task, which depends on that one's
+            loss: `(theta, particle) -> loss`, a 0-D tensor; with tasks one value per task, which depends on that one's
                 part of theta alone. The particle goes to the rollouts.
             theta: parameters of a problem above, one tensor each.
             memory: of a problem below, the same at each gradient of the one above.

@@ -49,13 +49,14 @@ def check_lightning_module(name: str, module: nn.Module) -> None:
         raise ConfigError(f"{key}: found {kind} with automatic_optimization=False; expected {expected}. {_OWN_LOOP}")
     for hook in filter(lambda hook: _is_own(module, hook), _OF_STEPS):
         raise ConfigError(
-            f"{key}: found {kind}.{hook}, which mlotool's steps do not call; expected {expected}, and nothing else "
-            f"that makes a step. Remove it, or use the settings of the problem (gradient_clip_norm). {_OWN_LOOP}"
+            f"{key}: found {kind}.{hook}, which mlotool's steps do not call; expected {expected}, and no other method "
+            f"that changes a step. Remove it, or use settings of the problem (gradient_clip_norm). {_OWN_LOOP}"
         )
     if around := [hook for hook in _AROUND if _is_own(module, hook)]:
         warnings.warn(
-            f"{key}: {kind} has {', '.join(around)}; expected none of them, as nothing calls them here. Use a callback "
-            "(runner.callbacks) for what they do, and keep nothing in training_step for them: it would stay in memory.",
+            f"{key}: {kind} has {', '.join(around)}; expected none of them, as they are not called here. Use a "
+            "callback (runner.callbacks) instead, and do not store values for them in training_step: they would stay "
+            "in memory.",
             stacklevel=3,
         )
 
@@ -137,8 +138,8 @@ class StandInTrainer:
         problem = self._problem
         raise ConfigError(
             f"problems.{problem.name}.module: {type(problem.module).__name__} asks for {asked}; expected {expected}. "
-            "Make it an argument of the module, or give the problem a loss, an optimizer or a scheduler that does "
-            "without."
+            "Make it an argument of the module, or give the problem a loss, an optimizer or a scheduler that does not "
+            "need it."
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -231,7 +232,7 @@ def configured(name: str, module: Any, trainer: StandInTrainer, settings: Proble
         given = ", ".join(f"{setting} by '{giver}'" for setting, giver in settings.optimizer_roles.items())
         warnings.warn(
             f"{place}: found {type(scheduler).__name__} from {named(module.configure_optimizers)}, beside {given}; "
-            "expected none, since a problem sets hyperparameters. It is left out.",
+            "expected none, since another problem sets hyperparameters. It is left out.",
             stacklevel=3,
         )
         scheduler = None

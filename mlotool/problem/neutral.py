@@ -13,14 +13,14 @@ from mlotool.core.private import tree_map
 from mlotool.core.user_code import named
 
 _UNKNOWN = (
-    "problems.{name}.neutral: found nothing, and {module} declares no `neutral`; expected the value that "
-    "baseline=fixed holds its outputs at in the loss of '{lower}'. Set problems.{name}.neutral=1.0 for weights, "
-    "0.0 for what is added."
+    "problems.{name}.neutral: found null, and {module} declares no `neutral`; expected the value at which "
+    "baseline=fixed holds its outputs in the loss of '{lower}'. Set problems.{name}.neutral=1.0 for weights, 0.0 for "
+    "values that are added."
 )
 _METHOD = (
     "problems.{name}.neutral: found that the loss of '{lower}' calls the method '{method}' of {module}, which "
-    "baseline=fixed would leave as it begins; expected a call of the module itself. Let its forward return what the "
-    "loss needs."
+    "baseline=fixed cannot hold at a neutral value; expected a call of the module itself. Let its forward return what "
+    "the loss needs."
 )
 
 

@@ -119,7 +119,7 @@ class AbstractParallel(ABC):
             theta: the problem's parameters.
 
         Returns:
-            One tensor a parameter; None where it is not this rank's, or unused. If `is_divided` they are means over
+            One tensor per parameter; None where it is not this rank's, or unused. If `is_divided` they are means over
             the ranks that have the same parameters, else the caller averages them over all ranks.
         """
         return torch.autograd.grad(loss, list(theta), allow_unused=True)

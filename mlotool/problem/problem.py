@@ -53,11 +53,11 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class Role:
-    """Who plays a role of a loss.
+    """Which problem's module a role of a loss receives, and in which mode.
 
     Args:
         problem: the problem's name.
-        training: train or eval mode for this role; None leaves the module's mode.
+        training: true for train mode, false for eval mode; None keeps the module's mode.
     """
 
     problem: str
@@ -65,25 +65,36 @@ class Role:
 
 
 class Problem:
-    """`min over theta of C(theta; U, L; D)`.
+    """One optimization problem: a module, a loss that is minimized over its parameters, batches and an optimizer.
+
+        min over theta of C(theta; U, L; D)
+
+    theta are the module's trained parameters and C is the loss. U are the parameters of problems above, L the solutions
+    of problems below, and D the batches.
 
     Args:
-        name: its name in the graph.
-        module: holds theta: the parameters that require a gradient now. Frozen ones go along as constants.
-        loss: `f(batch, *, <roles>) -> Tensor | LossOutput`, pure. Of a LightningModule it may be left out, and
-            is its `training_step`; without an optimizer its `configure_optimizers` gives it, and the scheduler.
-        roles: by keyword of the loss, a problem's name, or `{"problem": name, "mode": "train" | "eval"}`. None: each
-            keyword-only argument of the loss without a default has the name of its problem.
-        stream: where its batches come from: a Stream, or a DataLoader, which becomes one with a seed of the name; None
-            calls the loss with `batch=None`.
+        name: the problem's name, in the graph, in roles and in logs.
+        module: holds theta: the parameters that require a gradient when the problem is made. Frozen parameters are
+            constants.
+        loss: a pure function `f(batch, *, <roles>) -> Tensor | LossOutput`, whose tensor is 0-D. If the module is a
+            LightningModule, the loss may be left out, which takes its `training_step`; without `optimizer`, its
+            `configure_optimizers` gives the optimizer and the scheduler.
+        roles: for each keyword of the loss, the name of the problem whose module it receives, or `{"problem": name,
+            "mode": "train" | "eval"}`. None: each keyword-only argument without a default receives the problem of that
+            name.
+        stream: the source of the batches: a Stream, or a DataLoader, which is made into a Stream with a seed that
+            follows from `name`. None: the loss is called with `batch=None`.
         optimizer: "sgd" (with momentum 0.9), "adam" or "adamw" (the options of conf/optimizer/), a class of
-            `torch.optim`, an optimizer, or a callable from parameters to one; None if it is never stepped.
-        lr: the learning rate of an optimizer that is named or a class; None leaves the option's or the class's default.
-        scheduler: a callable from the optimizer to a learning-rate scheduler.
-        hypergradient: how gradients pass through its solution: an object such as `Implicit(Neumann())`, or the name of
-            an option of conf/hypergradient/, such as "cg"; needed if a problem above both shapes and reads it.
-        parallel: how its training steps evaluate its module, layer-parallel; None is one serial pass. Its hypergradient
-            is by finite differences then, if none is set.
+            `torch.optim`, an optimizer, or a function from parameters to an optimizer; None: the problem takes no
+            steps.
+        lr: the learning rate, if `optimizer` is a name or a class; None takes the default of that option or class.
+        scheduler: a function from the optimizer to a learning-rate scheduler; None keeps the learning rate.
+        hypergradient: how gradients pass through the problem's solution: an object such as `Implicit(Neumann())`, or
+            the name of an option of conf/hypergradient/, such as "cg". Needed if a problem above both shapes and reads
+            this one.
+        parallel: how the training steps compute the layers of the module in parallel, such as
+            `mlotool.layerparallel.Multigrid()`; None computes them one after the other. With `parallel`, the default of
+            `hypergradient` is by finite differences.
         **settings: the fields of `mlotool.problem.settings.ProblemSettings`: `unroll_steps`, `tasks`, `precision`, ...
 
     Raises:
@@ -164,7 +175,7 @@ class Problem:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """Its optimizer; another one of the same parameters may take its place."""
+        """The problem's optimizer; it may be replaced by another optimizer of the same parameters."""
         return self.optimizer_step.optimizer
 
     @optimizer.setter
@@ -173,19 +184,24 @@ class Problem:
 
     @property
     def scheduler(self) -> Any:
-        """Its learning-rate scheduler."""
+        """The problem's learning-rate scheduler."""
         return self.optimizer_step.scheduler
 
     @property
     def node(self) -> ProblemNode:
-        """What the graph's validation needs to know."""
+        """The problems that this one uses, by role and by setting, for `Graph.validate`."""
         other_uses = {f"optimizer.{key}": name for key, name in self.settings.optimizer_roles.items()}
         if self.settings.starts_from is not None:
             other_uses["reset_to"] = self.settings.starts_from
         return ProblemNode({role: value.problem for role, value in self.roles.items()}, other_uses)
 
     def evaluated(self, batch: Any, roles: Mapping[str, BoundModule]) -> LossOutput:
-        """Return its loss, which is called in its precision; what LightningModules log in it are metrics."""
+        """Return the loss, computed in the problem's precision; what LightningModules log in it becomes metrics.
+
+        Args:
+            batch: the batch that the loss is called with.
+            roles: by keyword of the loss, the module that it receives.
+        """
         if not any(role.logs for role in roles.values()):
             return self._evaluated(batch, roles)
         with collected_logs() as logged:
@@ -201,12 +217,12 @@ class Problem:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The CUDA devices of its parameters."""
+        """The CUDA devices of the problem's parameters."""
         return tuple({tensor.device for tensor in self.theta.values() if tensor.is_cuda})
 
     @property
     def num_tasks(self) -> int | None:
-        """Length of its parameters' task axis: `settings.tasks`, or this rank's part of them; None without one."""
+        """Number of tasks, the length of the parameters' first axis (on this rank); None without tasks."""
         return None if self.settings.tasks is None else len(self.own[0])
 
     def current(self) -> tuple[Tensor, ...]:
@@ -214,11 +230,13 @@ class Problem:
         return tuple([tensor.detach() for tensor in self.own])
 
     def constants(self) -> dict[str, Tensor]:
-        """Return theta, detached; the tensors share the parameters' memory."""
+        """Return theta by parameter name, detached; the tensors share the parameters' memory."""
         return {key: tensor.detach() for key, tensor in self.theta.items()}
 
     def reading(self, training: bool | None = None) -> BoundModule:
-        """Return the module as it is now, to be called without gradients; of shards all ranks gather it.
+        """Return the module with its current parameters, for calls without gradients.
+
+        With `shard`, all ranks have to call this together, since it gathers the parameters.
 
         Args:
             training: train or eval mode; None leaves the module's.
@@ -233,16 +251,18 @@ class Problem:
         hyperparameters: Sequence[Hyperparameters] | None = None,
         evaluate: Evaluate | None = None,
     ) -> Tensor | None:
-        """Take one optimizer step; in fp16 none, if the gradient has overflown.
+        """Take one optimizer step; in fp16 the step is skipped if the gradient has overflowed.
 
         Args:
-            gradient: one tensor a parameter of theta, of a shard this rank's part; None where it is unused.
-            hyperparameters: those of each parameter, where another problem gives some of them.
-            evaluate: for an optimizer that evaluates the loss itself, such as LBFGS with its line search; its first
-                call is at the parameters of `gradient`.
+            gradient: one tensor per parameter of theta (with `shard`, this rank's part of it); None for a parameter
+                that the loss does not use.
+            hyperparameters: the optimizer's hyperparameters for each parameter, where another problem learns some of
+                them.
+            evaluate: computes the loss and its gradient, for an optimizer that evaluates the loss itself, such as LBFGS
+                with its line search. The first call is at the parameters of `gradient`.
 
         Returns:
-            The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
+            The norm of the gradient before clipping, 0-D (with tasks, its mean over tasks); None without clipping.
         """
         if self.parallel is not None:
             self.parallel.before_step()
@@ -251,10 +271,10 @@ class Problem:
         return norm
 
     def look_at_module(self) -> None:
-        """Take over submodules that a user has exchanged.
+        """Take over submodules that were exchanged since the problem was made.
 
         Raises:
-            RunError: the parameters that are trained are others now.
+            RunError: the module's trained parameters are no longer those that the optimizer steps.
         """
         if self._same():
             return
@@ -270,25 +290,25 @@ class Problem:
         return [*held, *map(_REQUIRES_GRAD, self._parameters), *[value is None for value in buffers]]
 
     def advance(self) -> None:
-        """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
+        """Count a step that a traced program has taken, and advance the scheduler."""
         self.optimizer_step.advance()
         self.num_steps += 1
 
     def sync(self) -> None:
-        """Give all ranks the same parameters, buffers and optimizer state, where stages of the module are theirs."""
+        """Give all ranks equal parameters, buffers and optimizer state, if each rank trains one stage of the module."""
         if self.parallel is not None:
             self.parallel.sync(self.optimizer)
 
     def optimizer_state(self) -> tuple[State, ...]:
-        """Return a copy of the optimizer's state, one mapping a parameter of theta."""
+        """Return a copy of the optimizer's state, one mapping per parameter of theta."""
         self.sync()
         return self.optimizer_step.state()
 
     def reset(self, theta: Sequence[Tensor] | None) -> None:
-        """Go back to a start, and let the optimizer begin afresh.
+        """Set the parameters back, and clear the optimizer's state.
 
         Args:
-            theta: the start; None is the initial one.
+            theta: the parameters to begin from; None takes the initial ones.
         """
         assert self.optimizer is not None
         start = self.initial if theta is None else theta
@@ -302,7 +322,7 @@ class Problem:
         return deep_copy(self._learned_state())
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Take a snapshot back."""
+        """Go back to what `snapshot` returned."""
         self._load_learned_state(deep_copy(snapshot))
 
     def state_dict(self) -> dict[str, Any]:
@@ -313,11 +333,11 @@ class Problem:
         return state
 
     def load_state_dict(self, state: dict[str, Any], streams: Streams | None = None) -> None:
-        """Take the state back.
+        """Go back to a saved state.
 
         Args:
             state: what `state_dict` returned; `mlotool.problem.saved_form` looks at it before.
-            streams: those of the problems that it reads.
+            streams: by name, the streams of the problems that this one reads.
         """
         # The optimizer keeps what it loads: without a copy two problems would share their momentum.
         self._load_learned_state(copy.deepcopy(state))
@@ -346,11 +366,11 @@ class Problem:
         self._step_call: Callable[..., Any] = self._call if self.parallel is None else self.parallel
 
     def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
-        """Return the module as a function of its parameters, as a loss sees it; its buffers stay.
+        """Return the module as a function of its parameters, as losses receive it; calls do not change its buffers.
 
         Args:
-            tensors: one a parameter of theta; None is the current ones, as constants. Of shards, a loss has whole
-                parameters: with a gradient where `tensors` are this rank's own, else constants.
+            tensors: one per parameter of theta; None takes the current ones as constants. With `shard`, the loss
+                receives whole parameters: with a gradient if `tensors` are this rank's own, and else as constants.
             training: train or eval mode; None leaves the module's.
         """
         if self.shards is not None:
@@ -359,7 +379,7 @@ class Problem:
         return BoundModule.in_slots(self.slots, self.current() if tensors is None else tensors, training, self._call)
 
     def live(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
-        """Return the same for the problem's own training step, in which its buffers move."""
+        """Return the module as `pure` does, for the problem's own training step, which updates its buffers."""
         if self.shards is not None:
             return self.shards.own(training, updates_buffers=True)
         if tensors is None or tensors is self.own:
@@ -367,7 +387,7 @@ class Problem:
         return BoundModule.in_slots(self.slots, tensors, training, self._call, MOVING_BUFFERS)
 
     def divide(self, mesh: "DeviceMesh") -> None:
-        """Divide the parameters among ranks, which have the same ones; all of them call it.
+        """Divide the parameters among ranks (`shard`); all ranks call it, with equal parameters.
 
         Args:
             mesh: of the ranks.
@@ -392,7 +412,7 @@ class Problem:
                 group.update(fused=False, foreach=True)
 
     def merge(self, *, is_kept: bool) -> None:
-        """Put the shards together again, on the CPU; all ranks call it, once.
+        """Put the shards together again, on the CPU; each rank calls it once.
 
         Args:
             is_kept: whether this rank goes on with the problem.
@@ -408,17 +428,17 @@ class Problem:
             optimizer.load_state_dict(state)
 
     def divide_tasks(self, ranks: Ranks) -> None:
-        """Go on with this rank's part of the tasks; all ranks call it, with the same parameters.
+        """Keep this rank's share of the tasks; all ranks call it, with equal parameters.
 
         Args:
-            ranks: among which the tasks are divided; their number divides that of the tasks.
+            ranks: the processes that share the tasks; the number of tasks is a multiple of their number.
         """
         assert self.settings.tasks is not None
         self.task_share = TaskShare(self.settings.tasks, ranks)
         self._move_tasks(self.task_share.part)
 
     def merge_tasks(self) -> None:
-        """Go on with all tasks, which the ranks exchange; all ranks call it, once."""
+        """Gather all tasks from the ranks again; each rank calls it once."""
         assert self.task_share is not None
         self._move_tasks(self.task_share.whole)
         self.task_share = None

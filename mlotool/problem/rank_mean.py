@@ -74,7 +74,7 @@ class RankMean:
         Which parameters a loss reads may depend on the batch (experts, layers that are skipped), and so on the rank.
 
         Args:
-            slopes: one tensor a parameter; None where it is unused on this rank.
+            slopes: one tensor per parameter; None where it is unused on this rank.
             theta: the parameters.
 
         Example:
@@ -99,7 +99,7 @@ class RankMean:
         other. It has no derivative.
 
         Args:
-            slopes: one tensor a parameter, of a loss that was multiplied by `weight`; None where it is unused here.
+            slopes: one tensor per parameter, of a loss that was multiplied by `weight`; None where it is unused here.
             theta: the parameters.
             weight: of this rank's batch (`Share.weight`); with 0 it counts as one that has used nothing.
 
@@ -202,7 +202,7 @@ def mean_gradient(slopes: Sequence[Gradient], theta: Sequence[Tensor], ranks: Ra
     A parameter that no batch's loss depends on, on any rank, has None as its mean, as for the optimizer.
 
     Args:
-        slopes: by batch, this rank's: one tensor a parameter; None where it is unused.
+        slopes: by batch, this rank's: one tensor per parameter; None where it is unused.
         theta: the parameters.
         ranks: their mean.
     """

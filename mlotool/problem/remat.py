@@ -65,7 +65,7 @@ def blocks_of(problem: str, module: nn.Module, setting: str | Sequence[str]) -> 
             hint = f"Correct the path, or write auto.{did_you_mean(pattern, [AUTO, *submodules])}"
             require(bool(matched), key, pattern, expected, hint)
             listed = next((path for path, block in matched.items() if not _has_forward(block)), None)
-            expected = f"modules that are called themselves, unlike '{listed}'"
+            expected = f"modules with a forward of their own, unlike '{listed}'"
             require(listed is None, key, pattern, expected, f"Write '{listed}.*' for those inside it.")
             blocks |= matched
     once: dict[int, tuple[str, nn.Module]] = {}

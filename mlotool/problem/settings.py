@@ -14,33 +14,37 @@ from mlotool.core.settings import Count, Precision, Rounds, Whole, parameters, s
 
 @dataclass(frozen=True)
 class ProblemSettings:
-    """How a problem steps and computes. `Problem(..., unroll_steps=2)` takes them as keywords.
+    """How a problem steps and computes. `Problem(..., unroll_steps=2)` takes these settings as keywords.
 
     Args:
-        unroll_steps: optimizer steps it takes before the problems that read it step.
-        warmup_steps: its first steps, which do not count for the problems above.
-        roll_back: its steps are a look-ahead: after the upper step it returns to where it was, and takes one step.
-        accumulate_batches: batches over which one gradient is averaged.
-        gradient_clip_norm: largest 2-norm of its gradient; of each task's. None does not clip.
-        scheduler_interval: "step" advances the scheduler after each optimizer step; "evaluation" leaves it to the
-            runner.
-        optimizer_roles: by hyperparameter of the optimizer (`lr`, `weight_decay`, ...), the problem whose module gives
-            it, called without arguments: one value, one a parameter (1-D), or a mapping by parameter name.
-        reset_to: where each unroll begins: "initial", or the parameters of a problem with the same ones; the
-            optimizer then starts afresh. None goes on.
-        tasks: gives the parameters a leading axis of that many tasks. Its loss, and the losses that read it, are
-            evaluated for each task by itself (`torch.vmap`) on the task's part of the batch, along its first axis.
-        precision: "fp32", or autocast around its loss: "bf16", or "fp16" with a loss scale of its own. Finite
-            differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
-        compile: run its module through `torch.compile`, but for evaluations whose second derivatives are taken.
-        shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
-            (FSDP2). Gradients are of first order then. A list of patterns of parameters' names, such as
-            `["head.*"]` (`*` is any text), divides those alone, and leaves the others whole on each rank; of a shared
-            space a step gathers those that a rank's path reads.
-        remat: blocks of its module of which only the inputs are kept for derivatives, by `mlotool.remat`, in every loss
-            in which it plays: paths of submodules, such as `["blocks.*"]`, in which `*` is any text within one name; or
-            "auto": blocks of layers in an nn.ModuleList, or repeated in an nn.Sequential. It trades time for memory, at
-            every order.
+        unroll_steps: how many optimizer steps this problem takes before the problems that read it take one.
+        warmup_steps: how many steps this problem takes before the problems that read it begin to step.
+        roll_back: whether the `unroll_steps` steps are a look-ahead. After the upper step the problem then returns to
+            the parameters before them, and takes one step.
+        accumulate_batches: how many batches the gradient of one step is averaged over.
+        gradient_clip_norm: the largest 2-norm of the gradient (with `tasks`, of each task's gradient). None does not
+            clip.
+        scheduler_interval: "step" advances the scheduler after each optimizer step, "evaluation" after each evaluation
+            of the objective.
+        optimizer_roles: for a hyperparameter of the optimizer (`lr`, `weight_decay`, ...), the name of the problem that
+            learns it. That problem's module is called without arguments and returns one value, one value per parameter
+            (1-D), or a mapping by parameter name.
+        reset_to: the parameters that each unroll begins with: "initial", or the name of a problem whose parameters have
+            the same names and shapes. The optimizer's state is then cleared. None goes on from the current parameters.
+        tasks: a number of tasks; each task gets a copy of the parameters, along a new first axis. This problem's loss,
+            and the losses that read it, are evaluated for each task by itself (`torch.vmap`) on the task's part of the
+            batch, along the batch's first axis.
+        precision: "fp32", or autocast around the loss: "bf16", or "fp16" with loss scaling. Parameters, solvers, finite
+            differences and penalties stay in fp32.
+        compile: whether the module runs through `torch.compile`, except where second derivatives are taken.
+        shard: whether each of several processes (ranks) holds only a part of the parameters, their gradient and the
+            optimizer's state (FSDP2). Only first-order gradients are then available. A list of patterns, such as
+            `["head.*"]` (`*` is any text), divides only the parameters whose names match. In a shared space, a step
+            gathers only the parameters that its path uses.
+        remat: blocks of the module whose activations are not kept but computed again for derivatives of any order
+            (`mlotool.remat`), in every loss that receives the module. This saves memory and costs time. Give paths of
+            submodules, such as `["blocks.*"]`, in which `*` is any text within one name; or "auto": blocks of layers in
+            an nn.ModuleList, or repeated in an nn.Sequential.
 
     Example:
         >>> ProblemSettings(unroll_steps=2).unroll_steps
@@ -88,7 +92,7 @@ class ProblemSettings:
 
     @property
     def starts_from(self) -> str | None:
-        """The problem whose parameters each unroll begins with; None where there is none."""
+        """The problem whose parameters each unroll begins with; None if there is no such problem."""
         return None if self.reset_to == "initial" else self.reset_to
 
 

@@ -54,14 +54,14 @@ def _as_then(random: RandomState, module: nn.Module | None, buffers: Buffers) ->
 
 
 _CHANGED = (
-    "problems.{problem}.loss: found another gradient, by {error:.2g} of its size, when a step was computed again; "
-    "expected the same function each time. Draw from torch's default generators alone, keep what changes in buffers "
-    "of the module, and read no moving buffers of other problems; or set hypergradient.remat=false."
+    "problems.{problem}.loss: found another gradient (relative difference {error:.2g}) when a step was computed again; "
+    "expected the same function each time. Use only torch's default generators, keep changing values in buffers of the "
+    "module, and do not read changing buffers of other problems; or set hypergradient.remat=false."
 )
 
 
 class TakenGradient:
-    """The gradient of a step, in two numbers a parameter.
+    """The gradient of a step, in two numbers per parameter.
 
     Args:
         gradient: over batches and ranks, before it is clipped; None of an unused parameter.
@@ -197,7 +197,7 @@ class StepRecord:
     Args:
         theta: the parameters before it, one tensor each; empty where the step is no checkpoint.
         state: the optimizer's state before it, one a parameter; likewise.
-        hyperparameters: of the optimizer at this step, one mapping a parameter.
+        hyperparameters: of the optimizer at this step, one mapping per parameter.
         draws: the batches of its gradient, each with the random state before its evaluation.
         lower_snapshots: the lower problems that it read, as they were.
         graph: of its gradient, where that is kept.
@@ -366,15 +366,15 @@ def copied(state: State) -> State:
 
 @dataclass(frozen=True)
 class AbstractStepStore(ABC):
-    """Which steps keep parameters and optimizer state (a checkpoint), and where.
+    """Which steps of an unroll keep their parameters and optimizer state (a checkpoint), and on which device.
 
-    Batches and random states of all steps are kept in any case.
+    The batches and random states of all steps are always kept.
 
     Args:
         offload: keep them in the host's memory, pinned, until they are needed; on a CPU they are there anyway.
 
     Attributes:
-        saves_gradients: whether the gradients of the steps are kept, so that they are taken again by the update alone.
+        saves_gradients: whether the gradients of the steps are kept, so that only the update has to be computed again.
         is_whole: whether every step is a checkpoint.
 
     Example:
@@ -412,7 +412,7 @@ class AbstractStepStore(ABC):
 @target("trajectory", home="mlotool.hypergradient")
 @dataclass(frozen=True)
 class KeepAll(AbstractStepStore):
-    """Every step is a checkpoint: nothing is taken again.
+    """Every step is a checkpoint: no step is computed again.
 
     Example:
         >>> KeepAll().keeps(3, 8)
@@ -429,10 +429,10 @@ class KeepAll(AbstractStepStore):
 @target("trajectory", home="mlotool.hypergradient")
 @dataclass(frozen=True)
 class KeepEvery(AbstractStepStore):
-    """Every k-th step is a checkpoint. The gradients of all steps are kept: the rest is the update alone, to the bit.
+    """Every k-th step is a checkpoint. The gradients of all steps are kept, so that only updates are computed again.
 
-    With Adam an unroll of T steps holds T + 3 T / k vectors of the size of the parameters, and 3 k more while they are
-    differentiated, in the place of 3 T.
+    With Adam, an unroll of T steps holds T + 3 T / k vectors of the parameters' size (`KeepAll`: 3 T), and 3 k more
+    while it is differentiated.
 
     Args:
         offload: keep them in the host's memory, pinned, until they are needed; on a CPU they are there anyway.
@@ -456,10 +456,10 @@ class KeepEvery(AbstractStepStore):
 @target("trajectory", home="mlotool.hypergradient")
 @dataclass(frozen=True)
 class Binomial(AbstractStepStore):
-    """A few checkpoints, whatever the length of the unroll; the gradients of the steps between are computed again.
+    """A fixed number of checkpoints for any length of the unroll; the steps in between are computed again.
 
-    With c checkpoints, unrolls of up to (c + r choose c) steps take each step again r times at most, which is the least
-    that is possible.
+    With c checkpoints, unrolls of up to (c + r choose c) steps compute each step again at most r times, which is
+    optimal.
 
     Args:
         offload: keep them in the host's memory, pinned, until they are needed; on a CPU they are there anyway.
@@ -490,7 +490,7 @@ class Binomial(AbstractStepStore):
         return place == number
 
     def num_free(self, num_steps: int, num_kept: int) -> int:
-        """Return what is left of c."""
+        """Return the number of checkpoints, of c, that are still free."""
         return max(0, self.checkpoints - num_kept)
 
 

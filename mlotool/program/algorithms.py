@@ -245,7 +245,10 @@ def _check_moved(problem: Problem, problems: Mapping[str, Problem], steps: Steps
     product, key = getattr(algorithm_of(problem), "product", None), f"problems.{problem.name}.hypergradient"
     for node in steps[problem.name]:
         algorithm, lower = algorithm_of(problems[node.problem]), node.problem
-        reason = f"since {type(algorithm).__name__} does not tell how the solution of '{lower}' moves, which it shapes"
+        reason = (
+            f"since {type(algorithm).__name__} does not compute the derivative of the solution of '{lower}', which it "
+            "shapes"
+        )
         advice = f"Write +hypergradient@{key}=cg."
         require(algorithm.can_push, f"{key}.product", product, f"another one, {reason} and reads", advice)
 
@@ -260,11 +263,13 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
     estimate = next((x for x in below.values() if isinstance(x, AbstractZerothOrder)), None)
     for lower, algorithm in below.items():
         is_right, key = estimate is None or algorithm == estimate, f"problems.{lower}.hypergradient"
-        expected = f"{estimate} for all problems below '{name}', whose gradient is estimated as a whole by it"
+        expected = f"{estimate} for all problems below '{name}', since it estimates the whole gradient at once"
         require(is_right, key, f"{algorithm}", expected)
     for step in steps[name] if estimate is not None and estimate.is_persistent else ():
         is_right, key = not any(other in below for other in step.inputs), f"problems.{step.problem}.hypergradient"
-        expected = "false in a chain of solutions, whose rollouts would need those that they read as they were"
+        expected = (
+            "false in a chain of solutions, since rollouts would need earlier states of the solutions that they read"
+        )
         require(is_right, f"{key}.persistent", True, expected)
     return estimate
 
@@ -312,7 +317,7 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
         find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
         is_right = not is_from_another or horizon is None or horizon >= problem.settings.unroll_steps
-        expected = f"null with a start by '{problem.settings.reset_to}', or at least unroll_steps"
+        expected = f"null, or at least unroll_steps, as '{problem.settings.reset_to}' gives the start (reset_to)"
         require(is_right, f"problems.{problem.name}.hypergradient.horizon", horizon, expected)
         return
     in_loss = {role.problem for role in problem.roles.values()}

@@ -1,8 +1,8 @@
 """Which operations a traced graph consists of. Tables for `make_fx` have, by operation of torch, what takes its place.
 
-Batch normalisations whose schema says that they write into the running statistics: `native_batch_norm` and cuDNN's
+Batch normalizations whose schema says that they write into the running statistics: `native_batch_norm` and cuDNN's
 write in silence, and two equal calls would be taken for one. Operations in the form in which a compiler can fuse them
-with their neighbours, or `torch.vmap` knows them.
+with their neighbors, or `torch.vmap` knows them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -27,7 +27,7 @@ from mlotool.problem.shards import runs_in_part
 from mlotool.problem.streams.batches import Share
 from mlotool.program.solution_plan import Engine, Moment, SolutionPlan, Values
 
-# One tensor a parameter; None where nothing depends on it.
+# One tensor per parameter; None where nothing depends on it.
 Gradient = list[Tensor | None]
 
 
@@ -323,7 +323,7 @@ class PreparedStep:
     Args:
         problem: that steps.
         output: its loss.
-        gradient: one tensor a parameter; None where it is unused.
+        gradient: one tensor per parameter; None where it is unused.
         hyperparameters: those of each parameter, where another problem gives some of them.
         evaluate: for an optimizer that evaluates the loss itself.
         with_norm: whether the norm of the gradient is to be reported.
@@ -357,7 +357,7 @@ def stepped(
 
     Args:
         problem: that steps.
-        gradient: one tensor a parameter; None where it is unused.
+        gradient: one tensor per parameter; None where it is unused.
         hyperparameters: those of each parameter, where another problem gives some of them.
         evaluate: for an optimizer that evaluates the loss itself.
     """

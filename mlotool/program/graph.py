@@ -17,11 +17,15 @@ _KEYS = ("upper_to_lower", "lower_to_upper")
 
 @dataclass(frozen=True)
 class Graph:
-    """Two kinds of edges between problems.
+    """The edges between problems: which problem shapes which, and which problem reads whose solution.
 
     Args:
-        upper_to_lower: by upper problem, those whose solution its parameters shape.
-        lower_to_upper: by lower problem, those that read its solution.
+        upper_to_lower: for each upper problem, the names of the lower problems whose solutions depend on its
+            parameters.
+        lower_to_upper: for each lower problem, the names of the upper problems whose losses read its solution.
+
+    Raises:
+        ConfigError: the edges are not given as a list of names for each name.
 
     Example:
         >>> graph = Graph({"reweight": ["classifier"]}, {"classifier": ["reweight"]})
@@ -36,7 +40,7 @@ class Graph:
         for key in _KEYS:
             edges = {} if getattr(self, key) is None else getattr(self, key)
             if not isinstance(edges, Mapping) or not all(isinstance(start, str) for start in edges):
-                text = f"found {shown(edges)}; expected lists of problems by problem. Write {key}: {{a: [b]}}."
+                text = f"found {shown(edges)}; expected a list of problems for each problem. Write {key}: {{a: [b]}}."
                 raise ConfigError(f"graph.{key}: {text}")
             lists = {start: _names(f"graph.{key}.{start}", ends) for start, ends in edges.items()}
             object.__setattr__(self, key, lists)
@@ -54,11 +58,11 @@ class Graph:
         return tuple(self.lower_to_upper.get(name, ()))
 
     def leaves(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` that read no other problem's solution."""
+        """Return those of `names` that read no other problem's solution: the lowest level."""
         return tuple(name for name in names if not self.lowers(name))
 
     def below(self, name: str) -> set[str]:
-        """Return every problem whose solution reaches `name` along lower_to_upper edges."""
+        """Return every problem below `name`, from which a path of lower_to_upper edges leads to it."""
         reached, waiting = set[str](), {*self.lowers(name)}
         while waiting := waiting - reached:
             reached |= waiting
@@ -66,7 +70,7 @@ class Graph:
         return reached
 
     def mermaid(self) -> str:
-        """Return the graph as mermaid text: solid edges shape, dashed ones carry a solution."""
+        """Return the graph as mermaid text: solid edges are upper_to_lower, dashed edges lower_to_upper."""
         arrows = {"upper_to_lower": "-->|shapes|", "lower_to_upper": "-.->|solution|"}
         lines = [f"    {start} {arrows[key]} {end}" for key, start, end in self._edges()]
         return "\n".join(["graph TD", *lines]) + "\n"
@@ -75,7 +79,7 @@ class Graph:
         """Check the graph against the problems.
 
         Raises:
-            ConfigError: with every fault found, the YAML key it stands at and what to write.
+            ConfigError: the graph has errors; the message lists all of them, each with its YAML key and what to write.
         """
         checks = (
             self._cycle_faults(),
@@ -107,16 +111,19 @@ class Graph:
         try:
             sorter.prepare()
         except CycleError as error:
-            fault = f"graph.lower_to_upper: a cycle {' -> '.join(error.args[1])}; expected that solutions flow upwards"
+            fault = (
+                f"graph.lower_to_upper: a cycle {' -> '.join(error.args[1])}; expected edges from lower to upper "
+                "problems"
+            )
             yield f"{fault} only. Remove one edge; a problem that shapes a lower one stands in graph.upper_to_lower."
 
     def _return_faults(self) -> Iterator[str]:
         for key, upper, lower in self._edges():
             if key == "upper_to_lower" and lower not in self.below(upper):
-                fault = f"'{upper}' shapes '{lower}', but no solution comes back from '{lower}' to '{upper}'"
+                fault = f"'{upper}' shapes '{lower}', but no edges lead back from '{lower}' to '{upper}'"
                 advice = f"Write graph.lower_to_upper.{lower}: [{upper}]"
                 if lower in self.readers(upper):
-                    fault = f"the edge to '{lower}' stands in graph.lower_to_upper.{upper} as well"
+                    fault = f"the edge to '{lower}' is also in graph.lower_to_upper.{upper}"
                     advice += f", or graph.upper_to_lower.{lower}: [{upper}]"
                 yield f"graph.upper_to_lower.{upper}: {fault}; expected edges in opposite directions. {advice}."
 
@@ -132,7 +139,10 @@ class Graph:
                     advice = "Write initial" if use == "reset_to" else "See `mlotool show learned_lr`"
                     yield f"{key}: found '{name}', the problem itself; expected another problem. {advice}."
                 elif is_role and other not in (name, *self.uppers(name), *self.lowers(name)):
-                    fault = f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected"
+                    fault = (
+                        f"{key}: '{other}' fills a role in the loss of '{name}', but there is no edge between them; "
+                        "expected"
+                    )
                     reads = f"graph.lower_to_upper.{other}: [{name}] if '{name}' reads its solution"
                     yield f"{fault} one. Write {reads}, or {shapes} if '{other}' shapes '{name}'."
                 elif not is_role and other not in self.uppers(name):

@@ -53,7 +53,7 @@ _ARRAYS = (Tensor, numpy.ndarray)
 def why_unseen(problems: Sequence[Problem]) -> str | None:
     """Return why a trace of these problems would miss what takes part in their steps; None where nothing is known."""
     hidden = ((name, part) for name, part in reached(problems)[0] if isinstance(part, _HIDDEN))
-    values = (f"{name}: what it computes with gives other values each time ({type(x).__name__})" for name, x in hidden)
+    values = (f"{name}: an object that it uses gives other values each time ({type(x).__name__})" for name, x in hidden)
     return _hook_in(problems) or next(values, None)
 
 

@@ -38,8 +38,8 @@ _IGNORES_UPPER = (
 )
 _ZERO = (
     "problems.{upper}.loss: the hypergradient of '{upper}' was exactly 0 at {count} steps; expected another number. "
-    "Evaluate the role of '{read}' in the loss, without detach; look for dead units, for factors that are zero at the "
-    "start, and whether '{upper}' stands in a term of its own in the loss of what it shapes."
+    "Evaluate the role of '{read}' in the loss, without detach. Look for dead units and for factors that are zero at "
+    "first. In the lower loss, the parameters of '{upper}' have to interact with those of the lower problem."
 )
 
 
@@ -149,7 +149,7 @@ class Internals:
         """Return the hyperparameters of a problem's optimizer, those included that other problems give.
 
         Returns:
-            One mapping a parameter; None where no problem gives any.
+            One mapping per parameter; None where no problem gives any.
         """
         problem = self._problems[name]
         if not problem.settings.optimizer_roles:

@@ -48,39 +48,45 @@ def _told() -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
-        text = f"state: found one that does not fit ({reason}); expected that of the same program. {ADVICE}"
+        text = f"state: found a state that does not fit ({reason}); expected one of the same program. {ADVICE}"
         raise ConfigError(text) from error
 
 
 class Program:
-    """Optimization problems that shape and read each other.
+    """Optimization problems and the graph between them.
 
-    A lower problem's solution enters the losses above it as ordinary tensors with a backward of their own, so the
-    total gradient of problem k is `torch.autograd.grad(C_k, theta_k)`: PyTorch adds up the cotangents of all paths
-    and calls each pullback once. The cost is linear in the edges.
+    A lower problem's solution enters the losses above it as ordinary tensors with their own backward function. So the
+    total gradient of problem k is `torch.autograd.grad(C_k, theta_k)`: PyTorch adds up the gradients that arrive at a
+    solution along all paths, and calls that solution's backward function once.
+
+    Cost: linear in the number of edges of the graph.
 
     Args:
         problems: the problems, in the order in which they are reported.
-        graph: the edges between them. None: those of a list of problems from the top level down: a problem shapes each
-            later one whose loss uses it, and reads each later one that its own loss uses.
-        reduce: a mean over ranks of a list of tensors (`Ranks.reduce`); None in one process.
-        trace: run the steps of a tick as one flat program, traced once, without autograd: "eager", operation by
-            operation, "inductor", compiled, or "cuda_graph", one launch on a GPU; None leaves steps to their plans.
-        trace_from: the step of a problem from which on its steps are traced.
-        traces_users_code: whether losses and modules of a user's are traced: as pure functions of tensors.
-        held: problems that take no steps, as in a control. Their modules return the neutral value that they declare
-            (`neutral = 1.0`), if they do, and no gradient passes through what they would differentiate.
-        run_length: ticks of its run, where it is known; traced steps are compared with the plans' 100 times in it.
+        graph: the edges between the problems. None: `problems` is a list from the top level down; a problem then shapes
+            each later problem whose loss uses it, and reads each later problem that its own loss uses.
+        reduce: returns the mean over ranks of a list of tensors (`Ranks.reduce`); None in a single process.
+        trace: how to run the steps of a tick as one program of tensor operations, which is recorded once (traced) and
+            runs without autograd: "eager", one operation after the other; "inductor", compiled; "cuda_graph", as one
+            launch on a GPU. None: steps are not traced.
+        trace_from: the number of the step from which on a problem's steps are traced.
+        traces_users_code: whether the user's own losses and modules are traced too, which takes them for pure functions
+            of tensors.
+        held: problems that take no steps, as those of `baseline=fixed`. Their modules return the neutral value that they
+            declare (`neutral = 1.0`), if they do, and no hypergradient is computed for them.
+        run_length: number of ticks of the run, if known; traced steps are compared with steps that are not traced 100
+            times in a run.
 
     Attributes:
         problems: by name.
         graph: the edges between them.
-        random: its random numbers, from where torch's generators are when it is made; `program.random.manual_seed(0)`
-            seeds them anew. `random.state_dict()` belongs into a checkpoint, beside the program's.
-        internals: what schedules and runs take steps by.
+        random: the program's random numbers, which begin with the state of torch's generators when the program is made;
+            `program.random.manual_seed(0)` seeds them anew. A checkpoint needs `random.state_dict()` beside the
+            program's own.
+        internals: what `Schedule` and runs use to take steps; not part of the public API.
 
     Raises:
-        ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
+        ConfigError: the graph does not fit the problems, or a hypergradient method does not support the graph.
 
     Example:
         >>> import torch
@@ -132,7 +138,7 @@ class Program:
         return "\n".join(lines)
 
     def rehearse(self) -> None:
-        """Try the losses that have a part in hypergradients once; the first tick of a schedule does it too.
+        """Evaluate once each loss that takes part in a hypergradient; the first tick of a schedule does so too.
 
         Raises:
             ConfigError: a loss or a module cannot be differentiated as it is written.
@@ -140,25 +146,31 @@ class Program:
         self.internals.rehearsals.once(self.random)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
+        """Return the total gradient of problem `name`, its hypergradient; parameters and optimizers do not change.
 
-        `dC_k/dtheta_k = partial C_k/partial theta_k + sum over read solutions of (dtheta*_l/dtheta_k)^T
-        partial C_k/partial theta*_l`, at the current parameters of all problems.
+            dC_k/dtheta_k = partial C_k/partial theta_k
+                            + sum over read solutions l of (dtheta*_l/dtheta_k)^T partial C_k/partial theta*_l
 
-        Like any evaluation it draws the random numbers of the losses (dropout). An algorithm with a memory moves it, as
-        in a training step: the second iterate of Penalty, q and the tables of SABA, the start of the next solve
-        (`warm_start`), directions of EvolutionStrategies, columns of Nystrom, the choice of `Unrolled(remat="auto")`.
+        at the current parameters of all problems.
+
+        As in a training step, the losses draw random numbers (dropout), and a hypergradient method updates what it
+        keeps between calls: the second iterate of Penalty, q and the tables of SABA, the start of the next solve
+        (`warm_start`), the directions of EvolutionStrategies, the columns of Nystrom, the choice of
+        `Unrolled(remat="auto")`.
 
         Args:
             name: the problem.
-            batches: batches by problem; others use the last batch of their stream. Of a lower problem whose
-                hypergradient differentiates its steps, a list: those steps are taken functionally from the current
-                parameters, each on the next `accumulate_batches` of the list, which has the batches of all steps one
-                after the other. Without one, they are the steps it took last; if there are none, `unroll_steps` on
-                its stream's last batch.
+            batches: batches by problem; a problem without an entry uses the last batch of its stream. For a lower
+                problem whose hypergradient differentiates its steps (`Unrolled`), a list with the batches of all steps
+                in order, `accumulate_batches` per step: the steps are taken from the current parameters without
+                changing them. Without such a list, the steps that the problem took last are differentiated; if it took
+                none, `unroll_steps` steps on the last batch of its stream.
 
         Returns:
-            A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
+            By parameter name, a tensor of the parameter's shape; zeros if the loss does not depend on the parameter.
+
+        Raises:
+            ConfigError: there is no problem of that name.
         """
         internals, is_mapping = self.internals, batches is None or isinstance(batches, Mapping)
         problem = self.problems[internals.name_of(name)]
@@ -175,13 +187,13 @@ class Program:
         }
 
     def solution(self, name: str) -> dict[str, Tensor]:
-        """Return theta*_name as tensors through which gradients flow to the parameters of the problems above it.
+        """Return the solution theta* of problem `name`, as tensors that pass gradients on to the problems above it.
 
         Args:
             name: a problem whose `hypergradient` is set.
 
         Returns:
-            By parameter name, tensors with the current values.
+            By parameter name, tensors with the current values and the parameters' shapes.
         """
         number = self.internals.number(name)
         algorithm_of(self.problems[name])
@@ -199,14 +211,14 @@ class Program:
 
         Args:
             name: the problem.
-            batch: its batch; None takes its stream's last one.
+            batch: the batch to evaluate the loss on; None takes the last batch of the problem's stream.
         """
         engine, number = self.internals.engine, self.internals.number(name)
         with torch.no_grad(), self.random:
             return engine.losses[number](engine.nothing(), self.internals.batch(name, batch))
 
     def statistics(self) -> dict[str, float]:
-        """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
+        """Return the numbers that hypergradient methods and layer-parallel steps report, by `<problem>/<number>`."""
         numbers: dict[str, float] = {}
         for name, problem in self.problems.items():
             algorithm, parallel = problem.hypergradient, problem.parallel
@@ -216,9 +228,9 @@ class Program:
         return numbers
 
     def to(self, device: torch.device | str) -> "Program":
-        """Move everything that the program holds to a device: modules, optimizer states, batches, what solvers keep.
+        """Move the program to a device: modules, optimizer states, batches, and what solvers keep.
 
-        `mlotool.fit` and a run do it themselves.
+        `mlotool.fit` and `mlotool.run` call this themselves.
 
         Args:
             device: "cuda", "cpu", or a `torch.device`.
@@ -256,7 +268,7 @@ class Program:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The CUDA devices of its problems."""
+        """The CUDA devices of the problems."""
         return tuple({device for problem in self.problems.values() for device in problem.devices})
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,10 +281,11 @@ class Program:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state back.
+        """Go back to a saved state.
 
         Raises:
-            ConfigError: it is that of other problems, or does not fit their modules or optimizers; nothing is changed.
+            ConfigError: the state belongs to other problems, or does not fit their modules or optimizers. Nothing has
+                changed then.
         """
         problems = self.problems
         require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")

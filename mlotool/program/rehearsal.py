@@ -27,7 +27,7 @@ from mlotool.program.graph import Graph
 from mlotool.program.guard import PythonState
 from mlotool.program.solution_plan import Engine
 
-_PLACES = "that a module reads self.<name> in each call, since a hypergradient puts other tensors there"
+_PLACES = "that a module reads self.<name> in each call, since a hypergradient puts other tensors in its place"
 _KEEP = "Keep no parameter or buffer in a list, a closure, a hook or another object; make layers in __init__."
 
 
@@ -139,7 +139,7 @@ class _Rehearsal:
                     output = self._plan(self._values, self._batch)
                     changed = restore_torch_settings(settings)
                 if changed:
-                    returned, advice = f"its loss, and {changed[0]} changed for all that follows", "Use a context."
+                    returned, advice = f"its loss, but left {changed[0]} changed", "Use a context."
                     raise WrongResultError(returned, "that torch's settings stay as they were", advice)
                 self._check_parameters(before)
                 if is_foreign:
@@ -155,7 +155,7 @@ class _Rehearsal:
             for key, value, tensor in zip(problem.theta, values, problem.current(), strict=True):
                 if not is_same(value, tensor) or (player in self._leaves and not value.requires_grad):
                     fault = f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter"
-                    advice = "Leave steps to the optimizer; take stop_gradient(role(x)) for what has no gradient."
+                    advice = "Leave steps to the optimizer; write stop_gradient(role(x)) for values without a gradient."
                     raise ConfigError(f"{fault} '{key}' of '{problem.name}'; expected a pure function. {advice}")
             if made := _names(problem) - before[player]:
                 fault = f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}'"
@@ -172,7 +172,10 @@ class _Rehearsal:
             name, key = owners.get(id(parameter), ("", ""))
             place = f"the parameter '{key}' of the module of '{name}'"
             place = place if name else f"a parameter of shape {tuple(parameter.shape)} which no problem trains, by"
-            advice = "Give the loss a role that its problem plays, and call requires_grad_(False) on what is to stay."
+            advice = (
+                "Give the loss a role for its problem, or call requires_grad_(False) on parameters that are not "
+                "trained."
+            )
             raise WrongResultError(f"a loss that depends on {place} itself", _PLACES, f"{_KEEP} {advice}")
         # Without its loss scale a loss in fp16 overflows or vanishes.
         is_whole = self._problem.settings.precision != "fp16" and all(map(_is_whole, self._players.values()))
@@ -188,7 +191,7 @@ class _Rehearsal:
         first, second = loss.detach().mean(), again.detach().mean()
         if not (SAME_OPERATIONS if loss.device.type == "cpu" else EVALUATIONS).covers(first, second):
             values = f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch"
-            advice = "Draw by torch's own generator (torch.rand), and let no call change the next one."
+            advice = "Use torch's own generator (torch.rand), and let no call change the result of the next one."
             raise WrongResultError(values, "the same value, since a hypergradient evaluates a loss many times", advice)
 
     def _check_gradient(self, loss: Tensor) -> None:
@@ -202,7 +205,7 @@ class _Rehearsal:
             raise WrongResultError(
                 "a tensor whose gradient does not reach the parameters",
                 f"a loss that depends on the parameters of '{self._problem.name}' through its roles",
-                "Call those modules themselves, no copies of them.",
+                "Call these modules themselves, not copies of them.",
             )
         is_scaled = self._problem.settings.precision == "fp16"
         if not is_scaled and bool(loss.isfinite().all()) and not all(bool(x.isfinite().all()) for x in gradient):
@@ -226,7 +229,7 @@ class _Rehearsal:
         # A loss that is never the same has no places to be blamed.
         if not _agree(first, second) and _agree(first, self._evaluated()):
             advice = "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x)."
-            returned = "a loss that reads a parameter or a buffer past its place in the module"
+            returned = "a loss that uses a parameter or a buffer without reading it from the module"
             raise WrongResultError(returned, _PLACES, f"{_KEEP} {advice}")
 
     def _evaluated(self) -> list[Tensor]:

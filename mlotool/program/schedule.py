@@ -104,15 +104,20 @@ class TickOrder:
 
 
 class Schedule:
-    """Steps the problems of a program: every leaf once a tick, and whatever that completes.
+    """Takes the optimizer steps of a program's problems, tick by tick.
 
-    A problem above is due once each problem that it reads has taken its `unroll_steps` since the last time; one
-    that has finished goes on stepping while it waits. Problems that are due at the same moment all compute their
-    gradients before any of them steps, so the order of declaration does not matter.
+    In a tick, each problem that reads no other takes one step. A problem above then takes a step as soon as each
+    problem that it reads has taken `unroll_steps` since the last step above; lower problems that are ready earlier go
+    on stepping meanwhile. Problems that step at the same moment all compute their gradients before any of them steps,
+    so the order of declaration does not matter.
 
     Args:
         program: the problems and their graph; every problem needs an optimizer.
-        with_norms: results have the norms of hypergradients, for a log; they cost 1 % of a cycle of small networks.
+        with_norms: whether results include the norms of hypergradients, for logs; this costs 1% of the time with small
+            networks.
+
+    Raises:
+        ConfigError: `program` is not a Program, or one of its problems has no optimizer.
 
     Example:
         Two steps of `classifier` for one of `reweight`, with `unroll_steps=2` on `classifier`::
@@ -148,10 +153,10 @@ class Schedule:
         program.random.cover(program.devices)
 
     def tick(self) -> dict[str, StepResult]:
-        """Step every leaf problem and all that this completes.
+        """Take the steps of one tick: one step of each lowest problem, then those of the problems above that are due.
 
         Returns:
-            By name, the result of each problem that has stepped.
+            By name, the loss, metrics and norms of each problem that has taken a step.
         """
         self.program.rehearse()
         with self.program.random:
@@ -169,7 +174,7 @@ class Schedule:
         return results
 
     def traced(self, name: str) -> Traced:
-        """Return what a trace of a problem's gradient takes.
+        """Return what is needed to trace a problem's gradient.
 
         Args:
             name: of the problem.
@@ -179,13 +184,13 @@ class Schedule:
         return Traced(number, engine.problems[number], plan, self._with_norms and bool(engine.solutions[number]))
 
     def order(self) -> Order:
-        """Return who steps in the next tick, round after round."""
+        """Return which problems step in the next tick, round after round."""
         problems = self.program.problems.values()
         warming_up = [problem.name for problem in problems if problem.num_steps < problem.settings.warmup_steps]
         return self._order(self._waited, frozenset(warming_up))
 
     def begin_round(self, names: Sequence[str]) -> None:
-        """Set up what a round of steps begins.
+        """Prepare a round of steps: take snapshots for `roll_back`, and begin unrolls.
 
         Args:
             names: of the problems that step together.
@@ -205,11 +210,11 @@ class Schedule:
         self._at_start.difference_update(names)
 
     def step_round(self, names: Sequence[str], drawn: Drawn | None = None) -> dict[str, StepResult]:
-        """Take the steps of a round by their plans; return their results.
+        """Take the steps of a round without tracing; return their results.
 
         Args:
             names: of the problems that step together.
-            drawn: the batches to take, of steps that are recorded already; None draws them.
+            drawn: the batches, if the steps have been recorded before; None draws them from the streams.
         """
         held = self.program.internals.held.intersection(names)
         results = {name: self._held(self.program.problems[name]) for name in names if name in held}
@@ -217,10 +222,10 @@ class Schedule:
         return results | {step.problem.name: step.take() for step in self.prepared_round(stepping, drawn)}
 
     def prepared_round(self, names: Sequence[str], drawn: Drawn | None = None) -> list[PreparedStep]:
-        """Return the steps of a round with their gradients; they are yet to be taken. Arguments as for `step_round`.
+        """Compute the gradients of a round, and return its steps without taking them. Arguments as for `step_round`.
 
         Raises:
-            RunError: a module has not the parameters any more that are trained.
+            RunError: a module no longer has the parameters that are trained.
         """
         for problem in self.program.internals.engine.problems:
             problem.look_at_module()
@@ -235,7 +240,7 @@ class Schedule:
         return sorted(steps, key=lambda step: not step.problem.optimizer_step.evaluates_again)
 
     def end_round(self, names: Sequence[str]) -> dict[str, StepResult]:
-        """Take note that a round of steps has been taken; return the results of steps that are taken back for it."""
+        """Finish a round of steps; return the results of the steps that `roll_back` takes for it."""
         for name in names:
             # What shapes the problems below has moved, or they were read: they begin new unrolls. One further above may
             # still have to differentiate their steps, which are forgotten at the next one.
@@ -243,12 +248,12 @@ class Schedule:
         return self._roll_back(names) if self._snapshots else {}
 
     def end_tick(self, order: Order) -> None:
-        """Take note that all rounds of a tick have been taken."""
+        """Finish a tick, after all its rounds."""
         self._waited = order.waited
         self.num_ticks += 1
 
     def cycle_length(self) -> int:
-        """Return the ticks after which, warm-up aside, every problem has stepped at least once."""
+        """Return the number of ticks after which every problem has taken a step, not counting warm-up."""
         return max(ticks_per_step(self._settings, self.program.graph).values())
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,7 +266,11 @@ class Schedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state back."""
+        """Go back to a saved state.
+
+        Raises:
+            ConfigError: the state does not fit the program.
+        """
         own, problems = self.state_dict(), self.program.problems
         check_mapping("state", state, tuple(own))
         check_count("state.num_ticks", state["num_ticks"])

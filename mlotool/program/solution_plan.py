@@ -60,7 +60,7 @@ class Moment:
     parameters: Sequence[Tensors] | None = None
 
     def values(self, num_problems: int) -> Values:
-        """Return one entry a problem: its tensors here, or None for its current parameters; constants both."""
+        """Return one entry per problem: its tensors here, or None for its current parameters; constants both."""
         return [None] * num_problems if self.parameters is None else list(self.parameters)
 
 
@@ -289,7 +289,7 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
 
     Args:
         key: where it is set, for messages.
-        value: a tensor of one element; a 1-D tensor with one element a parameter; or tensors by parameter name that
+        value: a tensor of one element; a 1-D tensor with one element per parameter; or tensors by parameter name that
             broadcast to the parameter.
 
     Raises:
@@ -301,7 +301,7 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
         return [value.reshape(())] * len(theta)
     if isinstance(value, Tensor) and value.shape == (len(theta),):
         return list(value)
-    expected = f"one value, {len(theta)} values (one a parameter), or a mapping with the keys {', '.join(theta)}"
+    expected = f"one value, {len(theta)} values (one per parameter), or a mapping with the keys {', '.join(theta)}"
     raise ConfigError(f"{key}: its problem's module gives {kind_of(value)}; expected {expected}. Correct its forward.")
 
 
@@ -623,7 +623,7 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
     """
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
-            fault = f"batches: found several steps of '{problem.name}' to simulate, which read '{lower.name}'"
+            fault = f"batches: found several steps of '{problem.name}', whose loss reads '{lower.name}'"
             expected = f"one step, or a list of batches for '{lower.name}' as well, with Unrolled"
             raise ConfigError(f"{fault}; expected {expected}. Give these.")
 

@@ -106,7 +106,7 @@ class TracedStep:
 
         Args:
             theta: the parameters.
-            gradient: one tensor a parameter, clipped; None where it is unused.
+            gradient: one tensor per parameter, clipped; None where it is unused.
             tensors: as `tensors` has them.
             is_fused: by torch's fused kernels where the optimizer takes them; else by plain operations.
 
@@ -424,9 +424,9 @@ STEPS_BETWEEN_LOOKS = 100
 _EARLY_LOOKS = (1, 2, 3, 5, 10, 20, 50, 100)
 
 _DIFFERENT = (
-    "after {count} steps its traced steps differ from those of its plan by {difference:.1e} ({kind}, relative); "
-    "expected rounding, of {rounding:.1e} at most. A trace fixes what a loss or a module keeps in Python (a counter, a "
-    "rate that changes). Keep it in a buffer, or write runner.trace=false."
+    "after {count} steps its traced steps differ from steps without a trace by {difference:.1e} ({kind}, relative); "
+    "expected at most {rounding:.1e}. A trace takes Python values of a loss or a module as constants (a counter, a "
+    "rate that changes). Keep them in a buffer, or write runner.trace=false."
 )
 
 
@@ -772,7 +772,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, UntraceableError | ValuesLeaveError | LookupError):
         return str(error.args[0])
     if "_local_scalar_dense" in str(error):
-        return "a loss or a module takes the value of a tensor (item, float, if), which a trace does not know"
+        return "a loss or a module reads the value of a tensor (item, float, if), which a trace cannot follow"
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -928,5 +928,5 @@ class TickParts:
 
 
 def _warn(name: str, reason: str) -> None:
-    text = f"problems.{name}: its steps are not traced: {reason}. Write runner.trace=false to leave it so."
+    text = f"problems.{name}: its steps are not traced: {reason}. Write runner.trace=false to keep it so."
     warnings.warn(text, stacklevel=2)

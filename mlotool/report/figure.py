@@ -138,7 +138,7 @@ class Plot:
         axis.set_minor_formatter(NullFormatter())
 
     def legend(self, handles: Sequence[Artist] | None = None, labels: Sequence[str] = ()) -> None:
-        """Put a legend above the axes, where it hides no curve; of all labelled artists where none are named."""
+        """Put a legend above the axes, where it hides no curve; of all labeled artists where none are named."""
         if handles is None:
             handles, labels = self.axes.get_legend_handles_labels()
         # matplotlib drops labels that begin with an underscore.
@@ -240,7 +240,7 @@ class VisibleRange:
     @property
     def note(self) -> str:
         """A sentence that says so where some values lie outside."""
-        return "Values that would crush the others are at the edge, or outside." if self.is_clipped else ""
+        return "Outliers are clipped: they are at the edge, or outside." if self.is_clipped else ""
 
 
 def visible_range(values: Sequence[float]) -> VisibleRange:

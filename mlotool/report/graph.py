@@ -30,7 +30,7 @@ class Arrangement:
     """Where the nodes of a graph go, row by row from the top, and what its edges pass on their way down.
 
     Args:
-        x: centre of each node.
+        x: center of each node.
         row: of each node, counted from the top.
         chains: by edge, the nodes and places beside nodes that it passes, both ends included.
         width: of all.
@@ -50,7 +50,7 @@ class Arrangement:
 def arrange(widths: Mapping[Any, float], edges: Sequence[Pair], gap: float, lane: float) -> Arrangement:
     """Lay a graph out in rows: a node stands above all that it leads to.
 
-    A row is ordered by where the neighbours of its nodes are, as Sugiyama et al. (1981) do.
+    A row is ordered by where the neighbors of its nodes are, as Sugiyama et al. (1981) do.
 
     Args:
         widths: of the nodes.

@@ -214,13 +214,13 @@ def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
     kinds = sorted({span.what for span in spans}, key=lambda what: [*WORK_COLOURS, what].index(what))
     plot.legend([Patch(color=light(WORK_COLOURS.get(what, OTHER_COLOUR))) for what in kinds], kinds)
     recorded = len({span.batch for span in timeline.spans})
-    note = f"Batches {batches[0]} to {batches[-1]} of the first {recorded}; numbers are those of the batches."
+    note = f"Batches {batches[0]} to {batches[-1]} of the first {recorded}; the numbers are batch numbers."
     return plot.card(f"timeline-{timeline.problem}", f"{timeline.problem}: what each rank did when", note)
 
 
 def speedup_card(book: Sketchbook, timeline: Timeline) -> Card:
     """Draw the speed-up that the spans show beside the one that equation 27 makes of their parts."""
-    ideal, num_stages = f"{timeline.num_stages} ranks, nothing added", float(timeline.num_stages)
+    ideal, num_stages = f"{timeline.num_stages} ranks, no overhead", float(timeline.num_stages)
     rows = {ideal: num_stages, "equation 27": timeline.predicted, "measured": timeline.measured}
     plot = book.new(left=1.45)
     colours = [light(name) for name in ("right", "problem-1", "problem-0")]
@@ -233,7 +233,7 @@ def speedup_card(book: Sketchbook, timeline: Timeline) -> Card:
     seconds = timeline.seconds
     parts = {"forward": seconds.forward, "backward": seconds.backward, "auxiliary": seconds.auxiliary}
     note = "A batch, all stages together: " + ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in parts.items())
-    note += " on the busiest rank. Loading and the optimizer's step are in neither."
+    note += " on the busiest rank. Loading and the optimizer's step are not included."
     if not timeline.is_simultaneous:
         note += " The stages ran one after the other, in one process: there is no speed-up to see."
     return plot.card(f"speedup-{timeline.problem}", f"{timeline.problem}: speed-up", note)

@@ -40,7 +40,7 @@ class History:
         low: where its bins begin, [n].
         high: where they end, [n].
         count: what they hold, [n, bins].
-        value: of the last samples, [m]; empty where there is not one value a sample.
+        value: of the last samples, [m]; empty where there is not one value per sample.
         loss: of these samples, [m].
     """
 
@@ -96,7 +96,7 @@ def output_cards(
     colours: Mapping[str, str],
     analysed: Collection[str] = (),
 ) -> list[Card]:
-    """Draw each output over time and, where it has one value a sample, against the samples' losses.
+    """Draw each output over time and, where it has one value per sample, against the samples' losses.
 
     Args:
         book: keeps the figures.
@@ -138,7 +138,7 @@ def _over_time(book: Sketchbook, key: Key, facts: Mapping[str, Series], history:
     known = mean.finite
     last = f"Mean at the end: {number(float(known[-1]))}." if len(known) else ""
     what = "what it returns" if name == "output" else name.removeprefix("output_").replace("_", " ")
-    shade = "The darker, the more values." if has_map else ""
+    shade = "Darker: more values." if has_map else ""
     return plot.card(f"outputs-{problem}-{name}", f"{problem}: {what}", " ".join(filter(None, (shade, last))))
 
 
@@ -172,8 +172,8 @@ def _against_loss(book: Sketchbook, history: History, colour: str) -> Card:
     name = history.problem if history.name == "output" else f"{history.problem}, {history.name}"
     weighting = Weighting(f"outputs-{name}", history.loss, history.value, None)
     note = (
-        f"{len(history.loss)} samples of the last batches that were looked at. Their loss is the number of samples "
-        "times the derivative of the lower loss; with weights that are divided by their sum, an affine function of it."
+        f"{len(history.loss)} samples of the last batches that were logged. Their loss is the number of samples times "
+        "the derivative of the lower loss; if weights are divided by their sum, it is an affine function of their loss."
     )
     card = scatter_card(book, weighting, history.loss, colour, note)
     return Card(f"{name}: value against the sample's loss", card.svg, card.note)

@@ -159,7 +159,7 @@ def curve_card(
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return a centred moving mean over about a fifteenth of the curve, or None where that is too short for one."""
+    """Return a centered moving mean over about a fifteenth of the curve, or None where that is too short for one."""
     if len(values) < MIN_POINTS_TO_SMOOTH:
         return None
     width = 2 * max(1, len(values) // 30) + 1
@@ -299,7 +299,7 @@ def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -
     plot.axes.set_ylim(bottom=0)
     plot.label("weight", "share of the group")
     plot.legend()
-    return plot.card(f"{weighting.name}-histogram", f"{weighting.name}: who got which weight", note)
+    return plot.card(f"{weighting.name}-histogram", f"{weighting.name}: distribution of the weights", note)
 
 
 def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ BADGES = {
     "finished": "finished",
     "pruned": "pruned: stopped early, as other jobs of the sweep did better",
     "failed": "failed",
-    "infeasible": "infeasible: its decisions make no model, which was not trained",
+    "infeasible": "infeasible: its decisions make no working model, so nothing was trained",
     "interrupted": "interrupted",
     "unknown": "no summary: still running, or killed",
 }
@@ -134,12 +134,12 @@ def _weigher(run: RecordedRun, analysis: str, colours: Mapping[str, str]) -> str
 
 
 def _idle(run: RecordedRun) -> str:
-    """Say which problems had made no step at the checkpoint that is analysed, as in a warm-up of others."""
+    """Say which problems had made no step at the checkpoint that is analyzed, as in a warm-up of others."""
     is_best = run.best_tick is not None
     steps = run.best_metrics if is_best else run.metrics
     idle = [name for name in run.problems if steps.get(f"{name}/step") == 0]
     when = f"at the best checkpoint (tick {run.best_tick})" if is_best else "in this run"
-    return f"No step had been made {when} by {', '.join(idle)}: what is drawn is how it began." if idle else ""
+    return f"No step had been made {when} by {', '.join(idle)}: the figures show its initial state." if idle else ""
 
 
 def _tiles(run: RecordedRun) -> list[tuple[str, ...]]:
@@ -182,7 +182,9 @@ def _final(run: RecordedRun, colours: Mapping[str, str]) -> dict[str, list[tuple
 def _findings(run: RecordedRun) -> list[str]:
     """Say what the run has found out about what it learned, and whether it is a control."""
     held = [name for name, lowers in as_dict(as_dict(run.config.get("graph")).get("upper_to_lower")).items() if lowers]
-    control = f"A control (baseline=fixed): {', '.join(map(str, held))} took no step, at a neutral value throughout."
+    control = (
+        f"A control run (baseline=fixed): {', '.join(map(str, held))} took no steps and stayed at a neutral value."
+    )
     findings = run.summary.get("findings")
     found = [str(text)[:1_000] for text in findings[:20]] if isinstance(findings, list) else []
     return [control, *found] if run.config.get("baseline") == "fixed" else found
@@ -191,8 +193,8 @@ def _findings(run: RecordedRun) -> list[str]:
 def _metric_notes(run: RecordedRun) -> list[str]:
     """Say what the metrics are of besides the run's own training: inherited weights, statistics taken anew."""
     count, inherited = as_dict(run.config.get("evaluate")).get("recalibrate"), run.config.get("inherit")
-    notes = [f"The run began with the weights of {str(inherited)[:200]}; inherited/.. is what it had then."]
-    taken_anew = f"Running statistics were taken anew over {count} training batches before each evaluation."
+    notes = [f"The run began with the weights of {str(inherited)[:200]}; inherited/.. are the metrics at that time."]
+    taken_anew = f"Running statistics were collected anew from {count} training batches before each evaluation."
     return (notes if inherited else []) + ([taken_anew] if count else [])
 
 

@@ -150,7 +150,7 @@ def infeasible_lines(rows: Sequence[SweepRow]) -> list[str]:
     ]
     left = len(groups) - MAX_REASONS
     more = [f"  {left} more reasons: see sweep.csv"] if left > 0 else []
-    return [f"draws that make no model (infeasible), untrained: {sum(map(len, groups))}", *lines, *more]
+    return [f"draws that make no working model (infeasible, not trained): {sum(map(len, groups))}", *lines, *more]
 
 
 def nothing_fits(rows: Sequence[SweepRow]) -> str:

@@ -124,7 +124,7 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
     if not jobs and not sweep.has(sweep.PLAN):
         found = "a folder without jobs" if sweep_dir.is_dir() else "no such folder"
         raise ConfigError(
-            f"'{sweep_dir}' is not the folder of a sweep: found {found}; expected one folder a job (0, 1, ...) "
+            f"'{sweep_dir}' is not the folder of a sweep: found {found}; expected one folder per job (0, 1, ...) "
             "with summary.json or overrides.txt in it. Give the folder outputs/<name>/multirun/<date>_<time>."
         )
     is_alive = sweep.is_running
@@ -390,7 +390,7 @@ class Comparison:
         plan: what was asked for.
         objective: the key that is compared.
         mode: "min" or "max"; empty where that is not known.
-        columns: the hyperparameters, one value a setting.
+        columns: the hyperparameters, one value per setting.
         seed_keys: what differs between the jobs of a setting.
         constants: overrides with one value for all jobs.
         settings: in the order of their first jobs.
@@ -464,7 +464,7 @@ class Comparison:
         repeated = [job for setting in self.settings for job in setting.repeated]
         notes = [f"{plan.ending[:1].upper()}{plan.ending[1:]}."] if plan.ending else []
         if plan.num_same:
-            notes.append(f"Draws of points that jobs have already, whose results they take untrained: {plan.num_same}.")
+            notes.append(f"Draws of settings that a job has already, whose result is reused: {plan.num_same}.")
         if repeated:
             jobs = ", ".join(sorted(repeated, key=lambda job: (len(job), job))[:MAX_NAMED])
             more = ", ..." if len(repeated) > MAX_NAMED else ""

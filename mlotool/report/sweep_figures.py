@@ -120,7 +120,7 @@ def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     plot.label("setting" if comparison.has_seeds else "job", comparison.objective, is_whole=True)
     plot.legend(list(drawn.values()), list(drawn))
     what = "settings: the mean ± standard error of their seeds" if comparison.has_seeds else "jobs"
-    said = "" if baseline is None else f"The random search is that of {shortened(baseline.name, 60)}."
+    said = "" if baseline is None else f"The random search is the one of {shortened(baseline.name, 60)}."
     return [plot.card("objective", f"Objective of the {what}", _sentences(seen.note, said))]
 
 
@@ -209,7 +209,7 @@ def importance_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     over = "settings, each the mean of its jobs that finished" if comparison.has_seeds else "jobs that finished"
     clipped = "; values that crush the others are clipped" if seen.is_clipped else ""
     is_partial = any(None in column.texts for column in columns)
-    partial = "; where a decision was not asked for, that counts as a value of it" if is_partial else ""
+    partial = "; a decision that was not asked for counts as a value" if is_partial else ""
     note = f"Share of the variance that a random forest explains, over the {len(done)} {over}{clipped}{partial}."
     return [plot.card("importance", "Importance of the hyperparameters", note)]
 
@@ -221,7 +221,7 @@ def _differing(comparison: Comparison, indices: Sequence[int]) -> list[Column]:
 
 
 def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw hyperparameters and objective as axes, a line a setting; nothing where no two with a value differ."""
+    """Draw hyperparameters and objective as axes, a line per setting; nothing where no two with a value differ."""
     drawn = [index for index, setting in enumerate(comparison.settings) if setting.drawn is not None]
     differing = _differing(comparison, drawn)
     if not differing:
@@ -242,7 +242,7 @@ def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
         setting = settings[place]
         style: dict[str, Any] = {
             "color": light("problem-0"),
-            "label": "others, better ones stronger",
+            "label": "others (better ones darker)",
             "alpha": strength,
         }
         if setting is best:

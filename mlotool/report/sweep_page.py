@@ -170,7 +170,7 @@ def _lineage_column(comparison: Comparison, rows: Sequence[SweepRow]) -> list[Ta
         return []
     copies = [population.history(int(row.job)) if row.job.isdigit() else [] for row in rows]
     texts = [", ".join(f"{copy.source} at {copy.tick}" for copy in history) for history in copies]
-    title = "jobs whose state it has copied, and after which tick; the settings are those that it began with"
+    title = "jobs whose state it has copied, and after which tick; the settings are its initial ones"
     return [TableColumn("copied", texts, title=title, show=str)]
 
 
@@ -187,7 +187,7 @@ def setting_columns(comparison: Comparison, settings: Sequence[Setting]) -> list
     columns += [
         TableColumn("objective", [comparison.objective] * len(settings), View.FILE),
         TableColumn("mean", [setting.mean for setting in settings], View.ALL, f"{comparison.objective}, mean",
-                    title="of the jobs that finished", is_needed=True, is_max=comparison.mode == "max"),
+                    title="over the finished jobs", is_needed=True, is_max=comparison.mode == "max"),
         TableColumn("standard_error", [setting.standard_error for setting in settings], View.ALL, "± std. error",
                     lambda value: "" if value is None else f"{value:.2g}", is_needed=True),
     ]  # fmt: skip
@@ -208,7 +208,7 @@ def setting_columns(comparison: Comparison, settings: Sequence[Setting]) -> list
         *columns,
         TableColumn("num_seeds", [len(setting.values) for setting in settings], View.FILE),
         TableColumn("num_planned", [setting.num_planned for setting in settings], View.FILE),
-        TableColumn("seeds", seeds, View.READER, title="jobs that finished, of all", is_needed=True),
+        TableColumn("seeds", seeds, View.READER, title="finished jobs, of all jobs", is_needed=True),
         TableColumn("is_best", [setting is best for setting in settings], View.FILE),
         TableColumn("best", ["★" if setting is best else "" for setting in settings], View.READER, is_needed=True),
         TableColumn("jobs", [" ".join(row.job for row in setting.rows) for setting in settings], View.FILE),

@@ -1,4 +1,4 @@
-"""Runs a recipe: the only place that knows Lightning and W&B."""
+"""Runs of recipes and scripts, by Lightning's Trainer, with checkpoints and loggers."""
 
 # No file here may have the name of a function below, or importing it would put the module in the function's place.
 from mlotool.runner.fitting import fit_built

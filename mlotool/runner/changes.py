@@ -42,8 +42,8 @@ def set_settings(program: Program, settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(
-                f"{key}: found it in runner.changes or sweep=pbt, which set numbers of optimizers while a run trains; "
-                f"expected one of {', '.join(known) or 'none'}.{did_you_mean(key, known)} Leave it out."
+                f"{key}: cannot change in runner.changes or sweep=pbt, which set numbers of optimizers during "
+                f"training; expected one of {', '.join(known) or 'none'}.{did_you_mean(key, known)} Leave it out."
             )
         if not is_number(value) or value < 0:
             raise ConfigError(
@@ -62,7 +62,9 @@ def _scale(optimizer: Optimizer, scheduler: Any, rate: float) -> None:
     group = optimizer.param_groups[0]
     before = group["initial_lr"]
     if before == 0:
-        raise ConfigError("runner.changes: found a learning rate that begins at 0, of which no factor makes another.")
+        raise ConfigError(
+            "runner.changes: found a learning rate that begins at 0, which cannot be changed by a factor."
+        )
     factor = rate / before
     group["lr"], group["initial_lr"] = group["lr"] * factor, rate
     for one in _schedulers(scheduler):

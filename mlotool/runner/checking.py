@@ -82,12 +82,12 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
             schedule.tick()
         if program.internals.held:
             raise ConfigError(
-                "baseline: found fixed, with which no hypergradient is taken; expected null. Leave it out."
+                "baseline: found fixed, with which no hypergradient is computed; expected null. Leave it out."
             )
         uppers = [name for name in program.problems if program.graph.upper_to_lower.get(name)]
         if not uppers:
             raise ConfigError(
-                f"graph.upper_to_lower: found none in '{config.name}', so that no problem shapes another. Try mwn."
+                f"graph.upper_to_lower: found no edges in '{config.name}', so there is no hypergradient. Try mwn."
             )
         options = hypergradient_options(config)
         for name in uppers:

@@ -106,7 +106,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     # Of bytes at random it may be any error.
     except Exception as error:
         raise CheckpointError(
-            f"{path} cannot be read ({_said(error)}); expected a whole one. Remove it, and resume the run folder."
+            f"{path} cannot be read ({_said(error)}); expected a complete file. Remove it, and resume the run folder."
         ) from error
     state: Any = checkpoint.get(STATE_KEY) if isinstance(checkpoint, dict) else None
     missing = [key for key in KEYS if not isinstance(state, dict) or key not in state]
@@ -116,7 +116,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
             "version has written. Name another one, or use the version that provenance.json beside it names."
         )
     if type(state["tick"]) is not int or state["tick"] < 0:
-        raise CheckpointError(f"{path} has no tick that is a count; expected a checkpoint that a run has written.")
+        raise CheckpointError(f"{path} has no valid number of ticks; expected a checkpoint that a run has written.")
     return checkpoint
 
 

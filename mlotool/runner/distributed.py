@@ -42,7 +42,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         for name, problem in program.problems.items():
             if problem.settings.shard:
                 warnings.warn(
-                    f"problems.{name}.shard: found it set on one rank, where it has no effect. Set runner.devices.",
+                    f"problems.{name}.shard: has no effect with a single process. Set runner.devices.",
                     stacklevel=2,
                 )
             if problem.parallel is not None:
@@ -105,7 +105,7 @@ def differences(program: Program, whole: Collection[str] = ()) -> Iterator[str]:
         layers = {type(layer).__name__ for layer in problem.module.modules() if isinstance(layer, BatchNorm)}
         if layers - {"SyncBatchNorm"} and name not in whole:
             yield (
-                f"problems.{name}.module: {', '.join(sorted(layers))} normalises each rank's share of a batch by "
+                f"problems.{name}.module: {', '.join(sorted(layers))} normalizes each rank's share of a batch by "
                 "itself, so the run differs from one rank's. Use GroupNorm, or keep the share as large as a batch "
                 "should be."
             )
@@ -178,7 +178,7 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
         if max(values) - min(values) > RANKS * max(values):
             raise RunError(
                 f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick}; expected "
-                "equal ones. Look for code in its loss that changes them, or depends on the rank or the time."
+                "equal ones. Look for code in its loss that changes parameters, or depends on the rank or the time."
             )
 
 
@@ -186,8 +186,8 @@ def _check_same_start(program: Program, ranks: Ranks) -> None:
     for name, problem in program.problems.items():
         if len(set(ranks.gather(_digest(problem.module)))) > 1:
             raise ConfigError(
-                f"problems.{name}.module: the ranks have built it with different parameters. Give all one config; "
-                "in a script, seed torch before modules and data are made: torch.manual_seed(0)."
+                f"problems.{name}.module: the ranks have built it with different parameters. Give all ranks the same "
+                "config; in a script, seed torch before modules and data are made: torch.manual_seed(0)."
             )
 
 

@@ -79,10 +79,10 @@ class Objective:
             )
 
 
-# Returns tensors by name: 0-D, a mean over the batch, or one value a sample.
+# Returns tensors by name: 0-D, a mean over the batch, or one value per sample.
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
 
-_EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
+_EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value per sample"
 
 
 def check_unchanged(before: Any, now: Any, result: str) -> None:
@@ -96,7 +96,7 @@ def check_unchanged(before: Any, now: Any, result: str) -> None:
     if not is_unchanged(before, now):
         raise WrongResultError(
             f"{result} that it has changed",
-            "one that leaves what it is given as it is, since others read the same",
+            "one that does not change its arguments, since other functions read them too",
             "Write x = x * 2 in place of x.mul_(2) or x *= 2, and copy a dict before changing its keys.",
         )
 
@@ -250,7 +250,8 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> "Evaluator
     recalibration = _make_recalibration(config, built, device)
     if isinstance(problem.module, SharedSpace) and problem.module.has_paths and PATH not in arguments:
         warnings.warn(
-            f"evaluate: found no path for the shared space of '{problem.name}', so that each batch draws one. Name it.",
+            f"evaluate: found no path for the shared space of '{problem.name}', so each batch draws one. Set "
+            "evaluate.arguments.path.",
             stacklevel=2,
         )
     reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
@@ -290,7 +291,7 @@ def _make_recalibration(config: Any, built: Built, device: Any) -> Recalibration
     elif isinstance(problem.module, SharedSpace) and problem.module.has_path_statistics:
         fault = "has running statistics for each path of its shared space (statistics: path)"
     elif settings is None or problem.shards is not None:
-        fault = "has no stream of its own" if settings is None else "has a module in shards (shard: true)"
+        fault = "has no stream" if settings is None else "has a module in shards (shard: true)"
     if fault is not None:
         raise ConfigError(f"evaluate.recalibrate: found {count}, while the problem '{name}' {fault}. Leave it out.")
     dataset = split_of("evaluate.recalibrate", built.data, settings.split)
@@ -469,7 +470,9 @@ _FITTING = "outputs and targets that fit it"
 
 
 def _call(key: str, function: Any, given: Mapping[str, Any], expected: str, culprit: str) -> Call:
-    advice = f"Correct {culprit}, or give a function of yours in evaluate.metrics, which reads a batch as it likes."
+    advice = (
+        f"Correct {culprit}, or set evaluate.metrics to a function of your own, which may read batches of any form."
+    )
     return Call(key, function, given, expected, advice)
 
 
@@ -477,7 +480,9 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
     """Refuse targets that torchmetrics would take for others in silence."""
     is_one_column_each = output.is_floating_point() and output.ndim == target.ndim and output.ndim > 1
     if target.is_floating_point() or is_one_column_each:
-        raise TypeError("targets are no numbers of classes; expected a whole number a sample, as .argmax(1) of one-hot")
+        raise TypeError(
+            "targets are not class numbers; expected one whole number per sample, as .argmax(1) of one-hot targets"
+        )
 
 
 def build_metric(name: str, num_classes: int | None) -> Any:
@@ -509,7 +514,7 @@ class Batches:
 
     Args:
         dataset: map-style.
-        batch_size: samples a batch.
+        batch_size: samples per batch.
         device: where the batches go.
         most: samples in all, the first ones; None takes all.
     """
@@ -541,7 +546,7 @@ class Batches:
 
 _EXPECTED_OF_ANALYSIS = "tensors, numbers or texts by name"
 _CALL_OF_ANALYSIS = f"a function that takes all batches (for batch in batches) and returns {_EXPECTED_OF_ANALYSIS}"
-_AT_THE_END = "Correct it, and repeat what comes after the training by resume=auto: the run is kept."
+_AT_THE_END = "Correct it, and repeat the evaluation with resume=auto: the training is kept."
 
 
 def run_analyses(
@@ -640,9 +645,9 @@ def _as_array(value: Any) -> Any:
 
 
 _NOT_REPEATABLE = (
-    "problems.{name}.stream: a sample was another one when it was read again with the same random numbers; expected "
-    "one that depends on its index and on the global generators of torch, numpy and Python alone. After resume=, or "
-    "with other num_workers, batches will be others. Seed a generator of the data set's own inside __getitem__, by "
+    "problems.{name}.stream: a sample was different when it was read again with the same random numbers; expected one "
+    "that depends only on its index and on the global generators of torch, numpy and Python. After resume=, or with "
+    "other num_workers, batches will differ. If the data set has its own generator, seed it inside __getitem__, by "
     "np.random.default_rng(torch.initial_seed()), and keep nothing from one sample to the next."
 )
 
@@ -664,7 +669,7 @@ def rehearse(
         evaluator: of the metrics.
         splits: those that it will evaluate.
         objective: has to be among what is evaluated.
-        analyse: rehearses what is to be analysed at the end.
+        analyse: rehearses what is to be analyzed at the end.
 
     Raises:
         ConfigError: one of them fails, or does not return what it should.
@@ -754,7 +759,7 @@ def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
     raise WrongResultError(
         "a tensor without a gradient",
         f"a loss that depends on the parameters of '{name}'",
-        f"Give it a role that plays '{name}', or an edge through which '{name}' shapes it; detach() ends gradients.",
+        f"Give it a role for '{name}', or an edge by which '{name}' shapes it; detach() stops gradients.",
     )
 
 

@@ -56,8 +56,8 @@ def _tensors(problem: str, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     odd = next((key for key, value in state.items() if not isinstance(value, torch.Tensor) or value.is_sparse), None)
     if odd is not None:
         raise ConfigError(
-            f"problems.{problem}.module: found '{odd}' in its state, which is no dense tensor; expected tensors alone. "
-            "Give the module a method save_pretrained(folder), which writes its files."
+            f"problems.{problem}.module: found '{odd}' in its state, which is not a dense tensor; expected only dense "
+            "tensors. Give the module a method save_pretrained(folder), which writes its files."
         )
     return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
 
@@ -76,5 +76,5 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
             temporary.chmod(mode)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ConfigError(
-                f"export: safetensors does not take the state ({error}). Save it in other types."
+                f"export: safetensors cannot hold the state ({error}). Save tensors of other types."
             ) from error

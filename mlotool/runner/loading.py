@@ -39,21 +39,25 @@ def load(
     allow_hub: bool = False,
     overrides: Sequence[str] = (),
 ) -> nn.Module:
-    """Return the module of a problem as a run left it, on the CPU and in eval mode.
+    """Return the trained module of a problem of a run, on the CPU and in eval mode.
 
     Args:
         run_dir: the run folder.
         problem: the problem's name.
         checkpoint: "best" or "last".
-        into: a module that gets the parameters and buffers, in eval mode and where it is; None builds that of the
-            recipe. A run of `mlotool.fit` has no recipe.
-        trust: packages of yours whose code the run uses.
-        allow_hub: whether models and tokenizers that the run names on the Hugging Face Hub may be fetched from there.
-        overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
+        into: a module to load the parameters and buffers into; it stays on its device and is put into eval mode. None
+            builds the module of the recipe. Runs of `mlotool.fit` have no recipe and need `into`.
+        trust: names of your own packages whose code the run uses.
+        allow_hub: whether models and tokenizers that the run names may be downloaded from the Hugging Face Hub.
+        overrides: `key=value` settings that a run folder, which may be anybody's, is not allowed to make itself, such
+            as `data.root=/data`.
+
+    Returns:
+        The module; if `into` is given, that one.
 
     Raises:
         ConfigError: there is no such problem or checkpoint, the run uses code that is not trusted, or the folder's
-            config.yaml says what only the user may.
+            config.yaml has settings that only the user may make.
         CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
 
     Example::
@@ -109,19 +113,20 @@ def evaluate(
     allow_hub: bool = False,
     overrides: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Return `<split>/<metric>` for the metrics of the recipe's `evaluate`.
+    """Evaluate a run on a split; return the metrics of the recipe's `evaluate` by `<split>/<metric>`.
 
     Args:
         run_dir: the run folder.
-        split: a split of the recipe's data, evaluated in the run or not.
+        split: a split of the recipe's data, also one that the run did not evaluate.
         checkpoint: "best" or "last".
-        trust: packages of yours whose code the run uses.
-        allow_hub: whether models and tokenizers that the run names on the Hugging Face Hub may be fetched from there.
-        overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
+        trust: names of your own packages whose code the run uses.
+        allow_hub: whether models and tokenizers that the run names may be downloaded from the Hugging Face Hub.
+        overrides: `key=value` settings that a run folder, which may be anybody's, is not allowed to make itself, such
+            as `data.root=/data`.
 
     Raises:
         ConfigError: there is no such split or checkpoint, the recipe evaluates nothing, or the folder's config.yaml
-            says what only the user may.
+            has settings that only the user may make.
         CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
     """
     require(isinstance(split, str), "evaluate.split", split, "one split's name", "Evaluate one after the other.")
@@ -150,8 +155,8 @@ def _rebuild(
     config = load_run_config(Path(run_dir), overrides)
     for word in filter(_OF_TRAINING.match, overrides):
         warnings.warn(
-            f"found the override {word}, which does nothing here: the module is the checkpoint's; expected values of "
-            "data, evaluate or problems.<name>.module. Leave it out.",
+            f"found the override {word}, which has no effect on a finished run; expected keys of data, evaluate or "
+            "problems.<name>.module. Leave it out.",
             stacklevel=3,
         )
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
@@ -168,7 +173,7 @@ def _rebuild(
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:
     """Return the checkpoint `which`; a run without one is a ConfigError."""
     if not folder.path.is_dir():
-        raise ConfigError(f"There is no folder '{folder.path}'; expected that of a run, as `mlotool run` printed it.")
+        raise ConfigError(f"There is no folder '{folder.path}'; expected a run folder, as `mlotool run` printed it.")
     path = folder.checkpoint(which)
     if not path.is_file():
         if (folder.path / hub.WEIGHTS).is_file():
@@ -220,7 +225,7 @@ def inherit(program: Program, folder: Path) -> None:
         except RuntimeError as error:
             raise ConfigError(
                 f"inherit: found '{folder}', where '{name}' does not fit its module here "
-                f"({' '.join(str(error).split())[:500]}). Give problems.{name}.module the settings that it has there."
+                f"({' '.join(str(error).split())[:500]}). Give problems.{name}.module the settings of that run."
             ) from error
 
 
@@ -249,6 +254,6 @@ def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> Mapp
     if strange is not None:
         raise ConfigError(
             f"inherit: found the decision {strange}={path[strange]} of the problem '{name}', which the shared space in "
-            f"'{folder}' does not have. Give problems.{name}.module the mutators that it has there."
+            f"'{folder}' does not have. Give problems.{name}.module the mutators of that run."
         )
     return space.state_of(path)

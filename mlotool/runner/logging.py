@@ -162,8 +162,8 @@ def open_loggers(
 def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
     reason = " ".join(str(error).split()) or type(error).__name__
     warnings.warn(
-        f"{logger} {what} ({reason[:300].rstrip('.')}); expected a disk that takes its files, and a service that "
-        "answers. The run does without it: its values stand in metrics.csv.",
+        f"{logger} {what} ({reason[:300].rstrip('.')}); expected a writable disk and a service that answers. The run "
+        "continues without this logger: its values are in metrics.csv.",
         stacklevel=3,
     )
 

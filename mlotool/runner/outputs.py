@@ -31,21 +31,21 @@ WIDTH, SHARE = 0.01, 0.99
 LOOKS_IN_A_ROW, LOOKS_AT_THE_END = 20, 3
 
 _NOT_SEEN = (
-    "problems.{lower}.loss: it could not be evaluated beside its steps ({reason}); expected a pure function. The run "
-    "goes on, and does not log what {uppers} give(s) it."
+    "problems.{lower}.loss: cannot be evaluated a second time for logging ({reason}); expected a pure function. The "
+    "run continues, but does not log the outputs of {uppers}."
 )
 _EQUAL = (
     "problems.{upper}: found all values that '{upper}' gave the samples within 1% of each other ({low:.4g} to "
-    "{high:.4g}) at the last {count} looks; expected different ones after {steps:,} steps. The problem below does not "
-    "distinguish its samples, so a gain over other settings is none of these values."
+    "{high:.4g}) in the last {count} checks; expected different values after {steps:,} steps. The problem below does "
+    "not distinguish its samples, so these values cannot be the reason for any gain over other settings."
 )
 _LOW = (
     "problems.{upper}: found 99% of the values that '{upper}' gave the samples at the lower end of {range} ({low:.4g} "
-    "to {high:.4g}) at the last {count} looks; expected a part of them, after {steps:,} steps. The problem below "
+    "to {high:.4g}) in the last {count} checks; expected only some of them, after {steps:,} steps. The problem below "
     "hardly learns from its samples, or from very few of them."
 )
 _ADVICE = (
-    " Compare with the control, baseline=fixed; try another optimizer.lr of '{upper}', or more warmup_steps of the "
+    " Compare with a control run, baseline=fixed; try another optimizer.lr of '{upper}', or more warmup_steps of the "
     "problem below."
 )
 
@@ -200,7 +200,7 @@ class History:
         Args:
             tick: of the look.
             values: 1-D.
-            losses: of their samples; None where there is not one value a sample.
+            losses: of their samples; None where there is not one value per sample.
             num_steps: of the upper problem.
         """
         is_finite = np.isfinite(values if losses is None else values + losses)

@@ -105,7 +105,7 @@ class Exchange:
         if population is None:
             raise RunError(
                 f"{folder.path / folder.POPULATION} is missing, or not as `mlotool run -m` wrote it; expected the "
-                "population of this sweep. Begin the sweep again."
+                "population of this sweep. Start the sweep again."
             )
         self._folder, self.population, self._numbers, self._say = folder, population, numbers, say
         self._members: dict[int, Member] = {}
@@ -148,8 +148,8 @@ class Exchange:
         target, source = self._members[copy.member], self._members.get(copy.source)
         if source is None or source.tick != copy.tick:
             raise RunError(
-                f"Job {copy.member} was to go on from the state of job {copy.source} after tick {copy.tick}, which "
-                "has ended or gone on since then; expected it at that tick. Begin the sweep again."
+                f"Job {copy.member} should continue from the state of job {copy.source} after tick {copy.tick}, but "
+                "that job has ended or gone on since then; expected it at that tick. Start the sweep again."
             )
         target.session.take_over(source.session)
         set_settings(target.session.program, copy.settings)

@@ -128,7 +128,7 @@ def warn_of_untrained(program: Program, ranks: Ranks) -> None:
                 advice = f"keep decisions open: a lower problems.{learned[0]}.optimizer.lr, or loss.entropy=0.01 there"
             warnings.warn(
                 f"problems.{name}.module: found candidates that no training step has computed: "
-                f"{', '.join(never)[:500]}; expected each in some. Raise runner.max_ticks, or {advice}.",
+                f"{', '.join(never)[:500]}; expected steps with each candidate. Raise runner.max_ticks, or {advice}.",
                 stacklevel=2,
             )
 

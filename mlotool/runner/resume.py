@@ -70,8 +70,9 @@ def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
     fault = _fault(old, new)
     if fault is not None:
         raise ConfigError(
-            f"resume: found '{path}', a run that {fault}; expected one of the same config, but for runner.max_ticks, "
-            "the logger and what is kept and shown. Give the keys the values that they have there, or leave resume out."
+            f"resume: found '{path}', a run that {fault}; expected a run with the same config, except "
+            "runner.max_ticks, the logger, checkpoints and displays. Set the keys to the values of that run, or leave "
+            "resume out."
         )
     checkpoint = path if run.path != path else None
     if checkpoint is not None:
@@ -158,7 +159,7 @@ def choose_checkpoint(earlier: EarlierRun) -> Path | None:
             faults.append(str(error).partition(";")[0])
         else:
             if faults:
-                warnings.warn(f"{faults[0]}; expected a whole one. {path.name} is taken in its place.", stacklevel=2)
+                warnings.warn(f"{faults[0]}; expected a complete one. {path.name} is used instead.", stacklevel=2)
             return path
     if faults:
         # To begin again would be to lose what metrics.csv holds.
@@ -195,7 +196,7 @@ def go_on(earlier: EarlierRun, config: Any, origin: Origin, program: Program | N
     write_config(folder, config)
     for change in note_resume(folder, config, origin, tick):
         warnings.warn(
-            f"resume: found {change}; expected the same, or numbers may differ in their last bits.",
+            f"resume: found {change}; expected the same. Results may differ in their last bits.",
             stacklevel=3,
         )
     if checkpoint is None:

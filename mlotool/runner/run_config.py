@@ -110,7 +110,8 @@ class World:
         """Raise ConfigError where `runner.devices` is not the number of processes of this machine."""
         if devices not in ("auto", self.local_size):
             raise ConfigError(
-                f"runner.devices: found {devices}, but {self.local_size} processes are here. Set it to that."
+                f"runner.devices: found {devices}, but {self.local_size} processes were started here. Set it to that "
+                "number."
             )
 
 
@@ -323,9 +324,9 @@ def _error(request: Launch, codes: list[int], lost: int | None) -> ConfigError |
         code = codes[rank]
         end = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
         error = RunError(
-            f"Rank {rank} of {len(codes)} ended with {end} and without an error of its own; expected that all ranks "
-            "finish. Look at its last lines above; a killed rank often had no memory left (fewer runner.devices, a "
-            "smaller batch_size)."
+            f"Rank {rank} of {len(codes)} ended with {end} and without an error message; expected that all ranks "
+            "finish. Look at its last lines above. A rank that was killed has often run out of memory: set fewer "
+            "runner.devices, or a smaller batch_size."
         )
     error.exit_code = codes[rank] if codes[rank] > 0 else 128 - codes[rank]
     return error
@@ -373,8 +374,9 @@ def _join(world: World, device: torch.device) -> None:
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(
-            f"Rank {world.rank} of {world.size} found no way to {world.address}:{world.port} ({error}). See that all "
-            "are started, and that MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME name a network that they share."
+            f"Rank {world.rank} of {world.size} cannot reach {world.address}:{world.port} ({error}). Check that all "
+            "ranks are started, and that MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME name a network that they "
+            "share."
         ) from error
     atexit.register(_leave)
 
@@ -412,16 +414,16 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run leaves.
+    """The results of a run.
 
     Args:
-        metrics: the last value of every logged key; those of `end` splits belong to the best checkpoint.
+        metrics: by key, the last logged value; values on `end` splits are those of the best checkpoint.
         output_dir: the run folder.
-        checkpoint: the best checkpoint; the last one where no objective is tracked; None where none is kept.
-        objective: the objective's value at the best checkpoint, else its last one.
-        had_finished: whether it had finished before, so that nothing was done.
-        ticks: the tick at which each of `metrics` was taken.
-        best_tick: the tick of the best checkpoint, at which `objective` was taken; None where none was chosen.
+        checkpoint: the best checkpoint, or the last one if there is no objective; None if no checkpoint was kept.
+        objective: the objective's value at the best checkpoint, or its last value if there is no best checkpoint.
+        had_finished: whether the resumed run had finished already, so that nothing was done.
+        ticks: by key of `metrics`, the tick at which the value was logged.
+        best_tick: the tick of the best checkpoint, to which `objective` belongs; None if none was chosen.
     """
 
     metrics: dict[str, float]
@@ -442,26 +444,29 @@ def run(
     watch: Watch | None = None,
     when_created: Callable[[str], object] | None = None,
 ) -> RunResult:
-    """Train what a config describes.
+    """Train the program that a config describes, and write a run folder.
 
-    With `runner.devices` above 1 it starts that many processes and waits for them; where torchrun or SLURM has started
-    this one among others, it joins them, and returns the same on all.
+    With `runner.devices` above 1 this starts that many processes and waits for them. If torchrun or SLURM has started
+    this process as one of several, the run uses these, and the function returns the same result in all of them.
 
     Args:
-        config: a composed config.
+        config: a config, as `mlotool.compose` returns it.
         output_dir: the run folder; None makes `outputs/<name>/<date>_<time>`.
-        origin: where the config came from, for provenance.json; None takes what `compose` knows of it.
-        resume: the run to go on with, bit-identically and in its own folder: a run folder, a checkpoint in one, or
-            "auto", the newest unfinished run with the same config; None takes the config's `resume`.
-        watch: called with tick and objective at each evaluation of the objective; true ends the run as pruned.
-        when_created: called with the path of the run folder, once rank 0 has made it.
+        origin: the recipe and overrides of the config, for provenance.json; None takes what `mlotool.compose` has
+            noted.
+        resume: the run to resume, with bit-identical results and in its own folder: a run folder, a checkpoint in one,
+            or "auto" for the newest unfinished run with the same config; None takes the config's `resume`.
+        watch: a function that is called with tick and objective at each evaluation of the objective; if it returns
+            true, the run ends as pruned.
+        when_created: a function that is called with the path of the run folder, once it exists.
 
     Returns:
         Metrics, run folder, checkpoint and objective.
 
     Raises:
         ConfigError: the config cannot run.
-        RunError: the run failed, e.g. NonFiniteLossError; last.ckpt in the run folder holds a good state from before.
+        RunError: the run failed, for example with NonFiniteLossError; last.ckpt in the run folder holds a good state
+            from before the failure.
         Interrupted: a KeyboardInterrupt after Ctrl-C or SIGTERM, once last.ckpt and summary.json are written.
 
     Example::
@@ -494,7 +499,8 @@ def run(
 def _launched(request: RunRequest, num_ranks: int) -> RunResult:
     if request.watch is not None:
         warnings.warn(
-            f"runner.devices: found {num_ranks} with a pruner; expected 1. It is not pruned: write sweep.pruner=none.",
+            f"runner.devices: found {num_ranks} with a pruner; expected 1. The job will not be pruned: write "
+            "sweep.pruner=none.",
             stacklevel=3,
         )
     origin = _origin(request.config, request.origin)

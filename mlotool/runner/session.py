@@ -197,7 +197,7 @@ class Session(LightningModule):
         evaluation.rehearse(self.program, self.evaluator, self._splits, self.objective, analyse)
 
     def run(self, folder: RunFolder, resume_from: Path | None = None) -> dict[str, Any]:
-        """Train, evaluate and analyse; write summary.json however it ends, and return what it says.
+        """Train, evaluate and analyze; write summary.json however it ends, and return what it says.
 
         Args:
             folder: takes the files.
@@ -499,7 +499,8 @@ class Session(LightningModule):
             if math.isnan(value) and not self._has_warned_of_nan:
                 self._has_warned_of_nan = True
                 warnings.warn(
-                    f"objective: '{monitor}' is nan at tick {tick}, so that no checkpoint is the best. Look at it.",
+                    f"objective: '{monitor}' is nan at tick {tick}, so that no checkpoint can be the best. Check the "
+                    "metric.",
                     stacklevel=2,
                 )
             wants_end = self.ranks.of_first(lambda: self._watch is not None and self._watch(tick, value))
@@ -644,7 +645,7 @@ def _what_is_kept(folder: RunFolder) -> str:
     """Return in a sentence what a run that failed can go on from."""
     last = folder.checkpoint("last")
     if not last.is_file():
-        return "No checkpoint is kept, for runner.checkpoint=false."
+        return "No checkpoint is kept, as runner.checkpoint=false."
     tick = checkpoints.read_checkpoint(last)["tick"]
     state = f"after tick {tick}" if tick else "the initial one"
     return f"{last} holds the last good state that was saved, {state}."

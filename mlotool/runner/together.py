@@ -117,8 +117,8 @@ class FusionRecord:
         # Of what is not as it was written it may be any error.
         except Exception as error:
             warnings.warn(
-                f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process wrote. "
-                "What runs as one program is found out anew: last bits may be others.",
+                f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected the file of an earlier process. "
+                "Which runs are fused is decided anew, so results may differ in their last bits.",
                 stacklevel=2,
             )
         else:

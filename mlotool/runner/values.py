@@ -200,11 +200,11 @@ def explain(problems: Mapping[str, Problem], name: str, stepped: Container[str])
     suspects = [source for source in sources if source.name in stepped]
     sentences = [*map(unsound_path, sources), _advice(suspects) if suspects else None]
     sentences.append(
-        f"{'Else look' if suspects else 'Nothing that it depends on had been changed before: look'} for NaN in the "
-        f"data of '{name}' and for log, sqrt or a division at zero in its loss."
+        f"{'Else look' if suspects else 'No step had changed anything that it depends on: look'} for NaN in the data "
+        f"of '{name}' and for log, sqrt or a division at zero in its loss."
     )
     if problems[name].settings.precision == "fp16":
-        sentences.append(f"Numbers of fp16 end at 65,504: problems.{name}.precision=bf16 has the range of fp32.")
+        sentences.append(f"The largest number in fp16 is 65,504: problems.{name}.precision=bf16 has the range of fp32.")
     return " ".join(filter(None, sentences))
 
 

@@ -1,4 +1,4 @@
-"""Spaces of models: a base, what may be changed in it, and decisions that make one model of it."""
+"""Spaces of models (architecture search): a base model, what may change in it, and decisions between its variants."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -38,7 +38,9 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         InfeasibleModelError: the constructor refuses what its place gives it.
     """
     is_right, key = callable(build) and not isinstance(build, nn.Module), f"node '{name}': the candidate"
-    expected = "what makes a module, such as torch.nn.Tanh or partial(torch.nn.Conv2d, kernel_size=5), or null"
+    expected = (
+        "a function that makes a module, such as torch.nn.Tanh or partial(torch.nn.Conv2d, kernel_size=5), or null"
+    )
     require(is_right, key, build, expected)
     with torch.random.fork_rng(devices=[]):
         # Of the CPU alone where modules are made there: `torch.manual_seed` takes a millisecond for other devices.
@@ -54,7 +56,7 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
             if not is_refusal(error):
                 raise
             bound = "".join(f", {key}={shown(value)}" for key, value in getattr(build, "keywords", {}).items())
-            fault = f"node '{name}': {named(build)}{bound and f'{bound},'} refuses what its place gives it"
+            fault = f"node '{name}': {named(build)}{bound and f'{bound},'} does not accept the settings of its place"
             advice = "Correct the candidate, or take another one there."
             raise RefusedModelError(f"{fault}: {type(error).__name__}: {error}. {advice}") from error
     require(isinstance(module, nn.Module), key, module, "one that makes a module")
@@ -313,7 +315,7 @@ class NewModules:
             ConfigError: nobody can make it.
         """
         if self._anew is None:
-            fault = f"cannot make '{path}' once more, as the base was given as a module"
+            fault = f"cannot make another '{path}', as the base was given as a module"
             raise ConfigError(f"{fault}. Give a function that makes it: Space(lambda: MyModel(..), ..).")
         if name != self._last[0]:
             self._last = name, {}
@@ -330,8 +332,8 @@ class NewModules:
         inside = {id(tensor): name for name, tensor in names.items() if name.startswith(f"{path}.")}
         for name, tensor in names.items() if inside else ():
             if not name.startswith(f"{path}.") and id(tensor) in inside:
-                fault = f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not"
-                raise ConfigError(f"{fault}. Write another path, or make a leaf of what holds both.")
+                fault = f"'{path}' shares '{inside[id(tensor)]}' with '{name}', which a new module would not do"
+                raise ConfigError(f"{fault}. Write another path, or declare the module that contains both as a leaf.")
 
     def _keep(self, path: str, module: nn.Module, *, is_training: bool = True) -> None:
         self._modes |= {module: module.training and is_training for module in module.modules()}

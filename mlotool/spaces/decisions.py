@@ -1,4 +1,4 @@
-"""Decisions of a model space: each has a name and candidates, and is made when the model is built."""
+"""Decisions of a space of models: each has a name and candidates, and is made when a model is built."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ class Decision:
     """A decision that was made.
 
     Args:
-        name: its own.
-        candidates: among which, in their order.
-        value: the one that was taken.
+        name: the decision's name.
+        candidates: the candidates, in their order.
+        value: the candidate that was taken.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Decisions:
         value = self.decide(name, names)
         is_candidate = any(value == known and type(value) is type(known) for known in names)
         hint = "" if is_candidate else did_you_mean(str(value), [str(known) for known in names])
-        advice = f"{hint} Correct it, or leave it out for the first one.".strip()
+        advice = f"{hint} Correct it, or leave it out to take the first candidate.".strip()
         require(is_candidate, f"decisions.{name}", value, f"one of {_listed(names)}", advice)
         self.made[name] = Decision(name, names, value)
         return value
@@ -81,7 +81,8 @@ def deciding(decide: Decide | Mapping[str, Value] | None = None) -> Iterator[Dec
     """Make the decisions of the models that are built inside the block.
 
     Args:
-        decide: makes each, or a mapping with some of them; what is not in it is the first candidate.
+        decide: a function that makes each decision, or a mapping with some of them by name; a decision that it lacks
+            takes the first candidate.
 
     Yields:
         The decisions, which fill up while models are built.
@@ -164,7 +165,7 @@ def check_number(name: str, num_made: int) -> None:
     """
     if num_made >= MAX_DECISIONS:
         fault = f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next"
-        raise InfeasibleModelError(f"{fault}. Lower steps and counts; a Grow makes them anew in each of its steps.")
+        raise InfeasibleModelError(f"{fault}. Lower steps and counts; a Grow makes new decisions in each of its steps.")
 
 
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:
@@ -182,20 +183,20 @@ def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> Non
 
 
 def choose(name: str, candidates: Sequence[Any] | Mapping[Value, Any]) -> Any:
-    """Make a decision where a model is built: in a constructor, or in a mutator.
+    """Make a decision while a model is built: in a constructor, or in a mutator.
 
-    Within a sweep that searches, the sweep's sampler decides; otherwise `decisions` of the recipe, and where it says
-    nothing the first candidate is taken. What is asked for may depend on what was decided before.
+    In a search, the sweep's sampler decides. Otherwise the recipe's `decisions` do; a decision that they lack takes the
+    first candidate. Which decisions are asked for may depend on earlier ones.
 
     Args:
-        name: of the decision, of a-z, 0-9 and `_`; no other of the program has it.
-        candidates: names or whole numbers; or a mapping from such to what is to be returned.
+        name: the decision's name, of a-z, 0-9 and `_`; unique in the program.
+        candidates: names or whole numbers; or a mapping from these to the values to return.
 
     Returns:
-        The candidate, or what the mapping has for it.
+        The candidate, or its value in the mapping.
 
     Raises:
-        ConfigError: the name was asked for before, a name has other characters, or there are no candidates.
+        ConfigError: a decision of this name was made before, a name has other characters, or there are no candidates.
 
     Source: Zhang et al. 2020, Retiarii, section 3.2 (`choose`).
 

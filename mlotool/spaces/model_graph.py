@@ -1,4 +1,4 @@
-"""A model as a graph that mutators change: create, delete, connect, replace, insert."""
+"""A model as a graph, and the operations by which mutators change it: create, delete, connect, replace, insert."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,14 +39,13 @@ class Change:
 
 
 class ModelGraph:
-    """A traced model, and what mutators do to it.
+    """A traced model, and the operations by which mutators change it.
 
-    The shape of a node that reads something else than before is computed anew when it is asked for. A node that does
-    not take what it is given then keeps the shape that it had: what comes later in the same mutator may mend it, and at
-    the mutator's end it is refused.
+    If the inputs of a node change, its shape is computed again when it is needed. A node that does not accept its new
+    input keeps its old shape meanwhile, as the same mutator may still repair this; at the mutator's end it is an error.
 
     Args:
-        root: the model; its modules are changed in place, and in evaluation until `modules.restore_modes()`.
+        root: the model; its modules are changed in place, and are in eval mode until `modules.restore_modes()`.
         graph: of its forward, with ids.
         shapes: of its inputs.
         seed: of new modules.
@@ -55,8 +54,8 @@ class ModelGraph:
     Attributes:
         is_shared: whether it holds all models of a space at once (see `SharedSpace`).
         modules: makes those that are new.
-        changes: what mutators have done, in order.
-        is_rewired: whether more has been done than to put one module in the place of another.
+        changes: the changes that mutators have made, in order.
+        is_rewired: whether anything but the replacement of single modules was done.
     """
 
     is_shared: ClassVar[bool] = False
@@ -83,13 +82,13 @@ class ModelGraph:
         self._result = shapes_of_result(graph)
 
     def alternatives(self, name: str, candidates: Iterable[V]) -> Iterator[V]:
-        """Yield the candidate that is decided; in a shared space each of them, one after the other.
+        """Yield the candidate that is decided; in a shared space, yield each candidate, one after the other.
 
-        What the body of the loop does to the graph is what the candidate means. A mutator that decides by
-        `alternatives`, and not by `choose`, works in shared spaces too.
+        The body of the loop makes the changes for the candidate. A mutator that uses `alternatives` instead of `choose`
+        also works in shared spaces.
 
         Args:
-            name: of the decision; asked again by the same mutator, it has the same answer.
+            name: the decision's name; the same mutator gets the same answer if it asks again.
             candidates: names or whole numbers.
         """
         if name not in self._decided:
@@ -97,7 +96,7 @@ class ModelGraph:
         yield self._decided[name]
 
     def select(self, name: str, candidates: Iterable[V], make: Callable[[V], fx.Node]) -> fx.Node:
-        """Return the node that is made for the candidate that is decided; in a shared space, a choice between all.
+        """Return the node for the candidate that is decided; in a shared space, a node that switches between all.
 
         Args:
             name: of the decision.
@@ -112,8 +111,8 @@ class ModelGraph:
 
         Args:
             at: a target, as in a recipe (see `Target`); or a place, which is the only one then.
-            of_some: whether a place may be one that only some models of a shared space have; a decision that is named
-                after the number of a place wants those that all have.
+            of_some: whether places may be included that only some models of a shared space have. Use false if decisions
+                are named by the number of the place.
 
         Raises:
             ConfigError: there is none, or two share a node; an InfeasibleModelError once the graph has been changed.
@@ -142,7 +141,7 @@ class ModelGraph:
         return source is not now and source < reader and self._shape(source) == self._shape(now)
 
     def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
-        """Add a node with a new module, which nobody reads yet.
+        """Add a node with a new module, which no other node reads yet.
 
         Args:
             name: its id, of letters, digits and `_`; the module is kept under it.
@@ -157,7 +156,7 @@ class ModelGraph:
         return self._create(name, build, inputs, settings_of(None, before, before if shape is None else shape))
 
     def call(self, name: str, function: Callable[..., Any], inputs: Sequence[Any]) -> fx.Node:
-        """Add a node that calls a function of tensors, which nobody reads yet.
+        """Add a node that calls a function of tensors, which no other node reads yet.
 
         Args:
             name: its id.
@@ -191,7 +190,7 @@ class ModelGraph:
             raise InfeasibleModelError(f"found {MAX_NEW_NODES:,} nodes more than the base has. Lower the counts.")
 
     def delete(self, place: Place) -> None:
-        """Take nodes out; who has read the last one reads what the first one has read.
+        """Remove nodes; nodes that read the last of them then read the input of the first.
 
         Raises:
             InfeasibleModelError: there is no one input that could take their place.
@@ -201,12 +200,12 @@ class ModelGraph:
         self._note("delete", place.id, is_rewired=True)
 
     def connect(self, node: fx.Node, source: fx.Node, position: int = 0) -> None:
-        """Let a node read another one.
+        """Connect an input of a node to another node.
 
         Args:
-            node: that reads.
-            source: that is read, and stands before it.
-            position: which of its inputs; behind the last one, it reads one more.
+            node: the node that reads.
+            source: the node that is read; it has to come before `node`.
+            position: the number of the input; the number after the last one adds an input.
 
         Raises:
             InfeasibleModelError: the source comes later, or there is no such input.
@@ -214,7 +213,7 @@ class ModelGraph:
         inputs = list(node.all_input_nodes)
         if not 0 <= position <= len(inputs) or not source < node:
             fault = f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'"
-            raise InfeasibleModelError(f"{fault}; expected one of its {len(inputs)} inputs, and an earlier source.")
+            raise InfeasibleModelError(f"{fault}; expected one of its {len(inputs)} inputs, and a source before it.")
         if position == len(inputs):
             node.args = (*node.args, source)
         else:
@@ -245,16 +244,16 @@ class ModelGraph:
         return node
 
     def put(self, place: Place, node: fx.Node) -> None:
-        """Put a node that was created in the place of others: who has read the last of them reads it."""
+        """Put a node that was created in place of others: nodes that read the last of them then read this node."""
         self._let_read(list(place.nodes[-1].users), place.nodes[-1], node)
         self._erase(place)
         self._note("replace", place.id, is_rewired=True)
 
     def insert(self, place: Place, build: Build, name: str) -> fx.Node:
-        """Put a new module behind a place: it reads it, and whoever has read it reads the new one.
+        """Put a new module after a place: it reads the place, and all nodes that read the place then read the module.
 
         Args:
-            place: behind which.
+            place: the place.
             build: makes the module.
             name: id of the new node.
 
@@ -270,7 +269,7 @@ class ModelGraph:
         return node
 
     def repeat(self, place: Place, name: str) -> fx.Node:
-        """Put nodes once more behind themselves, with modules of their own.
+        """Add a copy of nodes after themselves, with new modules.
 
         Args:
             place: one node, or several with one input.
@@ -329,7 +328,7 @@ class ModelGraph:
             for source in node.meta.get(CHANGED, ()):
                 fault = f"leaves: node '{node_id(node)}' changes in place what '{node_id(source)}' returns"
                 advice = f"Return a new tensor, as x.relu() does, or write leaves: ['{forward_of(node) or WHOLE}']."
-                raise ConfigError(f"{fault}, where mutators change the model. {advice}")
+                raise ConfigError(f"{fault}, which is not possible in a model that mutators change. {advice}")
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -344,7 +343,7 @@ class ModelGraph:
             self.graph.lint()
             self._infer()
             if (result := shapes_of_result(self.graph)) != self._result:
-                fault = f"the model returns {result}, and without mutators {self._result}"
+                fault = f"the model returns {result}, but without mutators {self._result}"
                 raise InfeasibleModelError(f"{fault}; expected the same. Correct the candidates.")
         except ConfigError as error:
             raise type(error)(f"mutator {shown(mutator)}: {error}") from error
@@ -358,7 +357,7 @@ class ModelGraph:
         if node.op == "get_attr":
             above, _, last = path.rpartition(".")
             if last != "training" or type(getattr(self.root.get_submodule(above), last)) is not bool:
-                fault = f"'{place.id}' holds '{node_id(node)}', which cannot be had once more"
+                fault = f"'{place.id}' holds '{node_id(node)}', which cannot be copied"
                 raise InfeasibleModelError(f"{fault}. Declare it as a leaf: leaves: ['{place.id}'].")
         elif not self.modules.has(new):
             self.modules.put_once_more(path, name)
@@ -393,7 +392,7 @@ class ModelGraph:
             InfeasibleModelError: there is no room for one node more.
         """
         is_right = name.isidentifier() and not self._is_used(name)
-        expected = "one that no node or module has, of letters, digits and '_'"
+        expected = "a name of letters, digits and '_' that no node or module has"
         require(is_right, "id of a new node", name, expected, "Give the mutator another name.")
         self.check_room()
 
@@ -457,7 +456,9 @@ class ModelGraph:
             self._update(source)
         self._shapes.infer_node(node, self.root)
         for source in node.meta[CHANGED]:
-            fault = f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which others may read"
+            fault = (
+                f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which other nodes may read"
+            )
             raise InfeasibleModelError(f"{fault}. Take a candidate that returns a new tensor, as x.relu() does.")
         self._reads_other(node.users)
 

@@ -1,4 +1,4 @@
-"""The places of a graph that a mutator changes: described by path, by type, by a predicate, as a chain; and found."""
+"""The places of a graph that a mutator changes: their description by path, type, predicate or chain, and the search."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ _LISTED = "`mlotool show RECIPE --nodes PROBLEM` lists them."
 
 @dataclass(frozen=True)
 class Place:
-    """A node, or several that a mutator takes as one, with one input and one output.
+    """A place in a graph: a node, or several nodes that a mutator treats as one, with one input and one output.
 
     Args:
         id: of the node, of its last one, or the path of the module that they are.
@@ -63,7 +63,9 @@ class Place:
         """
         if len(self.inputs) == 1:
             return self.inputs[0]
-        raise InfeasibleModelError(f"'{self.id}' reads {len(self.inputs)} nodes; expected one. Write another path.")
+        raise InfeasibleModelError(
+            f"'{self.id}' reads {len(self.inputs)} nodes; expected a place with one input. Write another path."
+        )
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -75,14 +77,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Target:
-    """A description of places: they have all that is given.
+    """A description of places in a graph; a place has to fit everything that is given.
 
     Args:
-        path: of the id; `*` is any text within one name, `**` any number of names. The path of a module that is no node
-            itself stands for all nodes of its forward, taken as one.
+        path: pattern of the node's id; `*` is any text within one name, `**` any number of names. The path of a module
+            that is not a node itself stands for all nodes of its forward, as one place.
         type: name of the module's class (`Conv2d`), or of the function (`relu`).
-        where: a predicate of places: takes a `Place`, returns a bool.
-        chain: targets of nodes one after the other, each of which alone reads the one before.
+        where: a predicate: a function of a `Place` that returns a bool.
+        chain: descriptions of consecutive nodes, each of which is the only one that reads the node before.
 
     Example:
         >>> as_target({"path": "stages.*", "type": "Conv2d"})
@@ -143,14 +145,14 @@ def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
     require(where is None or callable(where), "at.where", where, "a predicate, called with a place")
     chain = tuple(as_target(link) for link in links or ())
     is_chain = len(chain) > 1 and len(described) == 1 and not any(link.chain for link in chain)
-    expected = "at least two targets of one node each, without a chain in a chain or another key beside it"
+    expected = "at least two targets of one node each, with no chain inside a chain and no other key beside it"
     require(links is None or is_chain, "at.chain", links, expected, "Write chain: [{type: Conv2d}, {type: ReLU}].")
     return Target(**{**described, "chain": chain})
 
 
 @target("predicate")
 class KeepsShape:
-    """Places that return the shape that they read.
+    """A predicate of places (`where`): the output has the shape of the input.
 
     Example:
         >>> base = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 4))
@@ -160,13 +162,13 @@ class KeepsShape:
     """
 
     def __call__(self, place: Place) -> bool:
-        """Say whether it does."""
+        """Return whether the place keeps the shape."""
         return place.input_shape is not None and place.input_shape == place.output_shape
 
 
 @target("predicate")
 class HasSetting:
-    """Places whose module has a setting of a value, such as a stride of 1.
+    """A predicate of places (`where`): a setting of the module has a given value, such as a stride of 1.
 
     Args:
         name: of the module's attribute.
@@ -184,7 +186,7 @@ class HasSetting:
         self._name, self._value = name, tuple(value) if isinstance(value, list) else value
 
     def __call__(self, place: Place) -> bool:
-        """Say whether it has."""
+        """Return whether the place's module has the value."""
         value = getattr(place.module, self._name, None)
         return bool(value == self._value or (isinstance(value, tuple) and all(part == self._value for part in value)))
 

@@ -95,7 +95,7 @@ class Shapes:
                 result, changed = _called(node, root, values)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 fault = f"node '{node_id(node)}' takes steps that depend on values of tensors"
-                raise ConfigError(f"{fault}, while shapes alone are computed. Build the model with values.") from error
+                raise ConfigError(f"{fault}, while only shapes are computed. Build the model with values.") from error
             except Exception as error:
                 raise _unfit(node, stand_ins, error) from error
         stretched = _stretched(node, args)
@@ -104,7 +104,7 @@ class Shapes:
         if any(stretched) and node.meta.get(STRETCHED) != stretched:
             shapes = " and ".join(described(argument) for argument in args if isinstance(argument, Tensor))
             raise InfeasibleModelError(
-                f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one; expected equal shapes, "
+                f"node '{node_id(node)}' is given {shapes}, one of which torch would broadcast; expected equal shapes, "
                 "as the base has them there. Correct the candidate whose result this is."
             )
         if not self.is_without_values:
@@ -160,10 +160,10 @@ def shapes_of_result(graph: fx.Graph) -> str:
 def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> InfeasibleModelError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     shapes = ", ".join(described(value) for value in values.values() if isinstance(value, Tensor))
-    fault = f"does not take what it is given ({shapes}): {reason}"
+    fault = f"does not accept its input ({shapes}): {reason}"
     if node.op == "get_attr":
-        fault = f"reads a tensor that is not there any more ({reason}), as a new module has none of its name"
-    return InfeasibleModelError(f"node '{node_id(node)}' {fault}. Correct the candidate, or what stands before it.")
+        fault = f"reads a tensor that is not there any more ({reason}), as the new module has no tensor of that name"
+    return InfeasibleModelError(f"node '{node_id(node)}' {fault}. Correct the candidate, or the module before it.")
 
 
 def _stretched(node: fx.Node, args: tuple[Any, ...]) -> tuple[bool, ...]:
@@ -202,7 +202,7 @@ def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
     settings: Any = described if isinstance(described, Mapping) else {"shape": described}
     expected = (
         "the shape of an input without the batch, such as [3, 32, 32], or {shape: [64], dtype: int64} with one of "
-        "float32, float64, int64, bool, and batched: false where the first size is not the batch's"
+        "float32, float64, int64, bool, and batched: false for an argument without a batch"
     )
     require(fits(settings, _Input), "inputs", described, expected, "Write inputs: ${data.image_shape}.")
     shape = tuple(settings["shape"])

@@ -1,4 +1,4 @@
-"""A space of models as one module: a base, what may be changed in it, and the decisions that were made."""
+"""A space of models as one module: a base model, mutators that change it, and the decisions that were made."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,36 +31,37 @@ _PLAIN = bool | int | float | str | tuple
 
 @target("module")
 class Space(nn.Module):
-    """A model of a space of models: the base, changed as decisions say.
+    """One model of a space of models (a search space): the base model, changed as the decisions say.
 
-    The base's forward is followed once (torch.fx), which makes a graph of its layers. Mutators change that graph, one
-    after the other; what they may choose between are decisions. The result has the base's parameters under their own
-    names, and new ones beside them. Modules that are new start from random numbers of their own, which depend on the
-    seed, the place and the node alone: two models that differ in one decision start alike in all else.
+    The base's forward is traced once (torch.fx), which gives a graph of its layers. Mutators change that graph, one
+    after the other; each choice that they make is a decision. The result has the base's parameters under their own
+    names, and new ones beside them. The initial values of new modules depend only on the seed, the place and the node.
+    So two models that differ in one decision have equal initial values in everything else.
 
     Args:
-        base: a function that makes a model, or a model, which is changed itself; in a recipe, a node with `_target_`.
-        mutators: change its graph, in this order.
-        inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
-            argument, as [[64], {shape: [64], dtype: int64}].
-        leaves: paths of modules that are one node each, and are not followed; `*` is any text within one name, and "."
-            is the whole model. Each is one of the base's, if that does not choose itself what it is made of.
-        decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
-            makes from the recipe's `decisions`.
-        seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`), in a recipe one for
-            each problem.
-        place: where it stands in a module, so that two spaces of one seed start with other values; a recipe knows it.
-        shared: whether it is all models at once, which share their weights: it is a `SharedSpace` then.
-        paths: of a shared one; see there.
-        statistics: of a shared one; see there.
+        base: a function that makes a model, or a model, which is changed in place; in a recipe, a node with `_target_`.
+        mutators: the mutators that change the graph, in this order.
+        inputs: the shape of the model's input without the batch, such as [1, 8, 8]; or a list with one entry for each
+            argument, such as [[64], {shape: [64], dtype: int64}].
+        leaves: paths of modules that become single nodes and are not traced; `*` is any text within one name, and "."
+            is the whole model. The base has to have these modules, unless it makes decisions itself.
+        decisions: the values of decisions, by name; a missing one takes the first candidate. None: those of the block
+            `deciding` around the call, which a run fills from the recipe's `decisions`.
+        seed: seed of new modules; None: the number that torch was seeded with (`torch.initial_seed()`), in a recipe one
+            per problem.
+        place: the path of the space within a module, so that two spaces with one seed get different initial values; a
+            recipe sets it.
+        shared: whether the result holds all models at once, with shared weights: a `SharedSpace`.
+        paths: for a `SharedSpace`; see there.
+        statistics: for a `SharedSpace`; see there.
 
     Attributes:
-        decisions: those that this space has asked for, by name.
-        changes: what mutators have done, in order.
+        decisions: the decisions that this space has asked for, by name.
+        changes: the changes that the mutators have made, in order.
 
     Raises:
-        ConfigError: the base cannot be followed, or a mutator finds nothing to change.
-        InfeasibleModelError: decisions make no model.
+        ConfigError: the base cannot be traced, or a mutator finds nothing to change.
+        InfeasibleModelError: the decisions make no working model.
 
     Source: Zhang et al. 2020, Retiarii: A Deep Learning Exploratory-Training Framework, section 3.
 
@@ -182,7 +183,7 @@ class Space(nn.Module):
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Space)]
         names = {name for kind in kinds for name in kind.__annotations__ if not hasattr(kind, name)}
         taken = sorted(name for name in names if hasattr(base, name))
-        expected = "none of the names that a space has for itself"
+        expected = "none of the names that a space uses itself"
         require(not taken, f"base: attributes of {type(base).__name__}", taken, expected, f"Rename it, or {AS_LEAF}.")
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
@@ -192,7 +193,7 @@ class Space(nn.Module):
             require(value == default, key, value, f"{default} without shared: true", advice)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model makes of its inputs, which are given in their order or by the names of the base's."""
+        """Return the model's output for its inputs, which are given in their order or by the base's names."""
         return self._run(self, self._in_order(args, kwargs), {})
 
     def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -207,7 +208,7 @@ class Space(nn.Module):
         """Set an attribute as the base would; one that the graph may have as a fixed number is refused."""
         fixed = self.__dict__.get("_fixed", {})
         if name in fixed and value != fixed[name]:
-            expected = f"{shown(fixed[name])}, as the base had it when its graph was made"
+            expected = f"{shown(fixed[name])}, its value when the base was traced"
             require(False, f"Space.{name}", value, expected, f"Make it a buffer, or {AS_LEAF}.")
         super().__setattr__(name, value)
 
@@ -259,7 +260,7 @@ def _check_methods(kind: type[nn.Module]) -> None:
         is_public = name[0] != "_" or name in ("_apply", "__call__", "__setattr__")
         if is_public and name not in ("forward", "extra_repr") and getattr(kind, name) is not method:
             fault = f"base: found {kind.__name__}.{name}, which a changed graph has from torch.nn.Module"
-            raise ConfigError(f"{fault}. Put it into a module inside, or {AS_LEAF}.")
+            raise ConfigError(f"{fault}. Put it into a submodule, or {AS_LEAF}.")
 
 
 @contextmanager
@@ -304,9 +305,9 @@ class OwnResult:
         results = self._of(lambda *inputs: SuperGraph(graph)(self._root, inputs, {}))
         if not is_unchanged(self._results, results):
             raise ConfigError(
-                f"leaves: the forward of {self._kind} computes something else than its graph; expected steps that are "
-                "the same whether it trains or not, but for training=self.training, and that keep nothing from call to "
-                f"call. Declare the module that does otherwise as a leaf, or {AS_LEAF}."
+                f"leaves: the forward of {self._kind} computes something else than its graph; expected the same steps "
+                "in train and eval mode, except for training=self.training, and no state from call to call. Declare "
+                f"the module that does otherwise as a leaf, or {AS_LEAF}."
             )
 
     def _of(self, forward: Callable[..., Any]) -> list[list[Tensor]]:

@@ -332,7 +332,9 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
                 if value not in (before[path].get(name, value if name[0] == "_" else None), f"mode of {path}"):
                     raise _lost(base, path, f"sets its own attribute '{name}' in forward", "returning what it computes")
     if _random_states() != random_states:
-        fault = f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once for all"
+        fault = (
+            f"leaves: the forward of {_named(base, '')} draws random numbers, which its graph would keep as constants"
+        )
         advice = "Draw them by functions of its tensors, such as torch.rand_like, declare the module as a leaf"
         raise ConfigError(f"{fault}. {advice}, or {AS_LEAF}.")
     own_names = vars(base)

@@ -333,7 +333,7 @@ class _Running:
         if outcome.status != "unfinished" or not is_done or self.handle is None:
             return outcome
         ending = self.handle.ending()
-        status, advice = (INTERRUPTED, " With resume=auto it goes on.") if ending.was_killed else ("failed", "")
+        status, advice = (INTERRUPTED, " It can be resumed with resume=auto.") if ending.was_killed else ("failed", "")
         error = (
             f"The job left no summary: {ending.text}. Read {job_folder.log_of(list(self.folders.values()))}.{advice}"
         )

@@ -47,8 +47,8 @@ def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[SweepFolder, b
     if not folder.has(folder.IDENTITY):
         raise ConfigError(
             f"resume: found '{folder.path}', which has no {folder.IDENTITY}; expected the folder of a sweep, "
-            "outputs/<name>/multirun/<date>_<time>. Correct it; a grid without that file goes on with the earlier "
-            "version alone that began it."
+            "outputs/<name>/multirun/<date>_<time>. Correct it. A grid without that file is of an earlier version of "
+            "mlotool, with which it can be resumed."
         )
     before = folder.identity()
     for key, value in plan.identity().items():

@@ -94,7 +94,7 @@ class GroupRecord:
         """
         unknown = [number for number in chain(*self._numbers) if number not in points]
         if unknown:
-            raise self._refused(f"job {unknown[0]}, which is none of this sweep's,")
+            raise self._refused(f"job {unknown[0]}, which is not of this sweep,")
         return [
             Group(tuple(points[number] for number in numbers), frozenset(numbers) - frozenset(waiting))
             for numbers in self._numbers
@@ -111,7 +111,7 @@ class GroupRecord:
     def _refused(self, found: str) -> ConfigError:
         return ConfigError(
             f"resume: found {found} in {self._folder.path / SweepFolder.GROUPS}; expected the groups of jobs that this "
-            "sweep has begun. Remove the file, and jobs may differ in their last bits; or leave resume out."
+            "sweep has begun. Remove the file (results may then differ in their last bits), or leave resume out."
         )
 
 

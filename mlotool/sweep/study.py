@@ -94,10 +94,10 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
             raise
         except ValueError as error:
             raise RunError(
-                f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, others than in an "
-                f"earlier trial of the sweep ({error}); expected the same names each time. Put what they depend on "
-                "into its name, choose(f'extra_{depth}', ..), or decide by a whole number, choose(name, range(n)); "
-                "then go on by the same command with resume=auto."
+                f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, which differ from "
+                f"those in an earlier trial of the sweep ({error}); expected the same names each time. Add what they "
+                "depend on to the decision's name, choose(f'extra_{depth}', ..), or decide by a whole number, "
+                "choose(name, range(n)). Then repeat the command with resume=auto."
             ) from error
     return decided[name]
 
@@ -294,7 +294,7 @@ def _objectives(folders: Sequence[Path], second: str | None) -> list[float] | No
             return None
         if second is not None and numbers.get(second) is None:
             raise RunError(
-                f"sweep.second_objective: found {second}, which {folder} has not; expected one of "
+                f"sweep.second_objective: found {second}, which {folder} has not logged; expected one of "
                 f"{', '.join(numbers)}.{did_you_mean(second, numbers)} Start the sweep again with that key."
             )
         rows.append([outcome.value, *([] if second is None else [numbers[second]])])
@@ -312,7 +312,8 @@ def check_study(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
         raise ConfigError("objective: found null with sweep=optuna; expected a logged key. Set objective=val/accuracy.")
     if plan.mode is None:
         raise ConfigError(
-            f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by. Leave that out."
+            f"objective: found '{plan.objective}' in a search that varies the objective or its mode. Leave these out "
+            "of the search."
         )
     if not plan.dimensions and not has_decisions:
         raise ConfigError(
@@ -334,13 +335,15 @@ def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: st
     num_begun = sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
     if num_begun and not is_resumed:
         raise ConfigError(
-            f"sweep.storage: found a study '{study.study_name}' with {num_begun} trials in {url}; expected none of the "
-            "name of its folder. Choose another hydra.sweep.dir, or go on with that sweep: resume=<its folder>."
+            f"sweep.storage: found a study '{study.study_name}' with {num_begun} trials in {url}; expected no study "
+            "with the name of the sweep's folder. Choose another hydra.sweep.dir, or go on with that sweep: "
+            "resume=<its folder>."
         )
     before = [direction.name.lower() for direction in study.directions]
     if before != list(directions):
         raise ConfigError(
-            f"resume: found a study {url} that is to {' and '.join(before)} {plan.objective}. Leave resume out."
+            f"resume: found a study {url} with other objectives: to {' and '.join(before)} {plan.objective}. Leave "
+            "resume out."
         )
 
 
@@ -470,10 +473,10 @@ class StudyPoints(AbstractPoints):
         # From what runs the sampler may learn to draw other points.
         are_running = self._num_given > self.num_ended + self._num_interrupted
         if self._num_same_in_a_row >= MOST_IN_A_ROW and not are_running:
-            reason = f"each was tried, or sweep.sampler={self._sampler} draws no others any more"
+            reason = f"all were tried, or sweep.sampler={self._sampler} no longer draws others"
             if self._num_interrupted:
                 reason = f"of which {self._num_interrupted} jobs were interrupted, which go on with resume=auto"
-            reason = f"the last {self._num_same_in_a_row} draws were all of known points, {reason}"
+            reason = f"the last {self._num_same_in_a_row} draws were settings that were tried before, {reason}"
             self._end(reason)
         return []
 
@@ -634,8 +637,8 @@ class StudyPoints(AbstractPoints):
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"resume: found a study in {self._folder} that is not that of this sweep ({type(error).__name__}: "
-                f"{reason}); expected the one that the same command has begun. Leave resume out for a new sweep."
+                f"resume: found a study in {self._folder} that does not belong to this sweep ({type(error).__name__}: "
+                f"{reason}); expected the study of the same command. Leave resume out for a new sweep."
             ) from error
 
     def _points(self, trial: Any, refused: str | None = None) -> list[Point]:

@@ -76,8 +76,8 @@ def storing(url: str) -> Iterator[None]:
     except (StorageInternalError, SQLAlchemyError) as error:
         cause = error.__cause__ or error
         raise WriteError(
-            f"sweep.storage: the database {url} does not take what the study holds ({str(cause).splitlines()[0]}); "
-            "expected room on its disk. Free some, then go on with the sweep: the same command with resume=auto."
+            f"sweep.storage: the database {url} cannot store the study ({str(cause).splitlines()[0]}); expected space "
+            "on its disk. Free some, then repeat the command with resume=auto."
         ) from error
 
 
@@ -87,7 +87,7 @@ def check_own_study(folder: Path, name: str, sampler: str) -> None:
         # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
         raise ConfigError(
             f"resume: found a study in {folder} with sweep.sampler=cmaes, whose state is a pickle, which can run code; "
-            f"expected another sampler, or your word: sweep.storage=sqlite:///{(folder / name).absolute()}"
+            f"expected another sampler, or your consent: sweep.storage=sqlite:///{(folder / name).absolute()}"
         )
 
 

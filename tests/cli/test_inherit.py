@@ -170,13 +170,13 @@ def test_trials_of_a_search_inherit_and_its_best_job_gives_decisions(folder: Pat
 
 
 REFUSED = [
-    (["inherit=nowhere"], "inherit: found 'nowhere', where no folder is"),
-    (["inherit=cut"], "inherit: found 'cut', a run that is interrupted; expected one that has finished."),
+    (["inherit=nowhere"], "inherit: found 'nowhere', which is not a folder"),
+    (["inherit=cut"], "inherit: found 'cut', a run that is interrupted; expected a finished run."),
     (["inherit=shared", "problems.classifier.module.base.hidden=[8,9]"], "does not fit its module here"),
     (["inherit=plain", *SHARED], "does not fit its module here"),
     (["inherit=shared", "problems.classifier.module.mutators.0.name=other"],
      "found the decision other_0=relu of the problem 'classifier', which the shared space in 'shared' does not"),
-    (["decisions=nowhere"], "decisions: found 'nowhere', where no folder is"),
+    (["decisions=nowhere"], "decisions: found 'nowhere', which is not a folder"),
     (["decisions=shared"], "a run that searches a shared space without an analysis of its paths"),
     (["runner.max_ticks=0", "objective=classifier/loss"], "found 'classifier/loss' with runner.max_ticks=0"),
     (["runner.max_ticks=0", "evaluate=null", "objective=null"], "runner.max_ticks: found 0 with nothing to evaluate"),
@@ -205,4 +205,4 @@ def test_what_cannot_be_taken_is_one_message(folder: Path, run: Run) -> None:
 def test_validate_looks_for_the_folder(folder: Path, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "small.yaml", "inherit=shared/checkpoints/last.ckpt", "--targets"]) == 0
     assert main(["validate", "small.yaml", "inherit=nowhere", "--targets"]) != 0
-    assert "inherit: found 'nowhere', where no folder is" in "".join(capfd.readouterr())
+    assert "inherit: found 'nowhere', which is not a folder" in "".join(capfd.readouterr())

@@ -45,7 +45,7 @@ def test_trials_are_runs_and_a_candidate_that_refuses_its_place_is_no_failure(
     Path("small.yaml").write_text(small_space(*SPACE, sampler="brute_force"))
     fixed = ["decisions.activation_0=relu", "decisions.activation_1=tanh", "runner.max_ticks=1"]
     assert main(["run", "-m", "+recipe=small.yaml", *fixed, "sweep.num_trials=9", "sweep.fuse=4"]) == 0
-    sweep, reasons = only_sweep(), {"wrong": "does not take what it is given ((b, 7))", "odd": "candidates.odd"}
+    sweep, reasons = only_sweep(), {"wrong": "does not accept its input ((b, 7))", "odd": "candidates.odd"}
     assert sorted(statuses_of(sweep).values()) == ["finished", "finished", "infeasible", "infeasible"]
     for number in range(4):
         summary, listed = summary_of(sweep / str(number)), (sweep / str(number) / "overrides.txt").read_text()
@@ -66,4 +66,4 @@ def test_one_model_of_a_space(
     assert names.count("Tanh") == names.count("ReLU") == 1
     capsys.readouterr()
     assert main(["run", "+recipe=small.yaml", "decisions.norm_0=wrong"]) == 2
-    assert "mutator 'norm': node 'layers.3' does not take" in capsys.readouterr().err
+    assert "mutator 'norm': node 'layers.3' does not accept" in capsys.readouterr().err

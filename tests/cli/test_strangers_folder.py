@@ -94,5 +94,5 @@ def test_doctor_shows_where_options_are_looked_for(call: Call, tmp_path: Path) -
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("_target_: mlotool.data.Digits\n")
     out = call("doctor")[1]
-    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out and "conf/dta is no group's" in out
+    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out and "conf/dta belongs to no group" in out
     assert "conf/data/digits.yaml has the name of a built-in option" in out

@@ -98,7 +98,7 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     interrupted = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
     assert {each["status"] for each in interrupted} == {"interrupted"}
     # The sweep says how it goes on; of a job alone, its command would be wrong.
-    assert "resume=auto: there is no sweep by these words" in err
+    assert "resume=auto: found no sweep of this command" in err
     assert "go on with it: the same command with resume=outputs/plain/multirun" in err
     assert all("go on with" not in (sweep / job / "log.txt").read_text() for job in "01")
 

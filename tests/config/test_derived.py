@@ -58,5 +58,5 @@ def test_shares_are_set_by_the_users_names(words: list[str]) -> None:
 def test_a_recipe_cannot_write_such_a_reference(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("# @package _global_\ndefaults: [lm_plain, _self_]\nseed: ${num_tokens:/etc,3}\n")
-    with pytest.raises(ConfigError, match=r"seed: found '\$\{num_tokens:/etc,3\}'; expected a reference alone"):
+    with pytest.raises(ConfigError, match=r"seed: found '\$\{num_tokens:/etc,3\}'; expected a single reference"):
         compose(str(file))

@@ -56,7 +56,7 @@ def test_no_group_is_left_over_when_all_parameters_have_one() -> None:
         ([{"match": "layers.5.*"}], ["groups[0]: found", "settings of the optimizer"]),
         ([{"match": "layers.5.*", "rl": 0.1}], ["groups[0].rl", "torch.optim.SGD"]),
         ([{"match": "layers.5.*", "params": []}], ["fills 'params' in itself"]),
-        ([{"match": "layers.5.*", "lr": {"problem": "reweight"}}], ["groups[0].lr", "no setting that a problem gives"]),
+        ([{"match": "layers.5.*", "lr": {"problem": "reweight"}}], ["groups[0].lr", "no setting that a problem"]),
     ],
 )
 def test_faults_are_named(changed: Change, groups: Any, expected: list[str]) -> None:

@@ -172,5 +172,5 @@ def test_an_iterable_split_streams_and_is_not_evaluated() -> None:
     assert {name: value.tolist() for name, value in batch.items()} == {
         "input": [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], "target": [0, 1, 2],
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"evaluate.splits=train: found .*needs a length; an IterableDataset is for"):
+    with pytest.raises(ConfigError, match=r"evaluate.splits=train: found .*needs a length; an IterableDataset works"):
         split_of("evaluate.splits", data, "train")

@@ -96,7 +96,7 @@ def test_no_name_of_a_built_in_option(write: Callable[..., Path]) -> None:
 
 NO_OPTIONS = [
     ("- a\n", "conf/data/mine.yaml: found a list at the top; expected keys"),
-    ("root: here\n", "conf/data/mine.yaml: found no '_target_'; expected an option as those in"),
+    ("root: here\n", "conf/data/mine.yaml: found no '_target_'; expected an option like those in"),
     ("defaults: [digits, _self_]\n", "conf/data/mine.yaml: found the key 'defaults'"),
     (f"# @package data\n{DATA}", "conf/data/mine.yaml: found the header '# @package data'; expected"),
 ]

@@ -83,7 +83,7 @@ HANDED: dict[str, tuple[Callable[..., Tensor], Callable[[], Any], str]] = {
     "a cache in a list": (
         lambda block, keys, caches: caches[0].update(keys),
         lambda: [Cache()],
-        "use_cache=False of Hugging Face's models",
+        "use_cache=False in Hugging Face's models",
     ),
     "a list": (in_list, list, "a list, is changed"),
     "an array": (in_array, lambda: numpy.zeros(2), "a ndarray of shape"),
@@ -105,7 +105,7 @@ def test_what_has_changed_before_the_backward_pass_is_refused() -> None:
     block = Block(lambda block, keys, scale: keys * scale.buffer.cos())
     found = remat(block, X, scale).sum()
     scale.buffer.add_(1.0)
-    with pytest.raises(ConfigError, match="has changed since it was evaluated first"):
+    with pytest.raises(ConfigError, match="has changed since the first evaluation"):
         torch.autograd.grad(found, list(block.parameters()))
 
 

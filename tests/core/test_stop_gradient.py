@@ -54,7 +54,9 @@ def test_a_number_of_calls_that_depends_on_the_parameters_is_an_error(num_base: 
 
     replay = Replay(partial(evaluate, num_base))
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"calls stop_gradient a different number of times.*expected .*Do not"):
+        with pytest.raises(
+            ConfigError, match=r"calls stop_gradient a different number of times.*expected .*Make the calls"
+        ):
             replay(partial(evaluate, num_perturbed))
     assert len(evaluate(num_perturbed)) == num_perturbed  # outside of it, a detach again
 

@@ -187,7 +187,7 @@ def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch, 
     assert tokenizer.encode(["a", "b"], 3).tolist() == [[7] * 3] * 2
     (tmp_path / "torn").mkdir()
     for name, size, words in (
-        ("absent", 30, r"data\.tokenizer: found '.*absent', where no folder is; expected one"),
+        ("absent", 30, r"data\.tokenizer: found '.*absent', which is not a folder; expected one"),
         ("torn", 30, r"no tokenizer could be read \(it is torn\); expected a folder"),
         ("", 29, r"data\.vocabulary_size: found 29; expected at least 30, the tokens of data\.tokenizer="),
     ):
@@ -401,7 +401,7 @@ def test_the_hash_is_of_the_text(folder: Path) -> None:
     assert data.domains == ("0",)
     assert data.sha256 == hashlib.sha256(b"0\0" + text + b"\0\0").hexdigest()
     TextFolder(str(folder / "low/0.txt"), {"train": 5}, length=LENGTH, sha256=data.sha256[:12])
-    with pytest.warns(UserWarning, match=rf"the text has {data.sha256[:12]}, not 0123, .* ~data\.sha256"):
+    with pytest.warns(UserWarning, match=rf"the text has the hash {data.sha256[:12]}, not 0123, .* ~data\.sha256"):
         TextFolder(str(folder / "low/0.txt"), {"train": 5}, length=LENGTH, sha256="0123")
 
 

@@ -59,7 +59,7 @@ def test_what_is_no_name(source: str) -> None:
 
 
 def test_nothing_is_fetched_unasked(asked: list[Any], call: Any) -> None:
-    with pytest.raises(ConfigError, match=r"pretrained: found 'tiny/gpt2', where no folder is; .*allow_hub=True"):
+    with pytest.raises(ConfigError, match=r"pretrained: found 'tiny/gpt2', which is not a folder; .*allow_hub=True"):
         hub.folder_of("pretrained", "tiny/gpt2")
     compose("lm_plain", WORDS)
     code, _, err = call("run", "lm_plain", *WORDS)

@@ -27,7 +27,7 @@ def test_links_that_lead_out_are_refused(run: Path) -> None:
     (run / "dangling").symlink_to("../outside/new")
     (run / "circle").symlink_to("circle")
     for name in ("file.txt", "folder/secret.txt", "folder/new.txt", "dangling", "../outside/secret.txt"):
-        with pytest.raises(RunFileError, match=r"leads out of its folder.*expected.*Put a copy"):
+        with pytest.raises(RunFileError, match=r"leads out of its folder.*expected.*Replace the link"):
             safe_files.read_text(run, name)
     assert not safe_files.read_text(run, "absent")
     for name in ("folder/secret.txt", "folder/new.txt"):
@@ -59,10 +59,10 @@ def _pipe(path: Path) -> None:
 def test_only_files_are_opened(run: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
     make(Path("strange"))
-    with pytest.raises(RunFileError, match="found no regular file"):
+    with pytest.raises(RunFileError, match="found a special file"):
         safe_files.read_text(run, "strange")
     if make is _pipe:
-        with pytest.raises(RunFileError, match="found no regular file"):
+        with pytest.raises(RunFileError, match="found a special file"):
             safe_files.check_tree(run)
 
 
@@ -100,7 +100,7 @@ def test_a_tree_with_a_link_out_of_it_is_refused(run: Path, where: str) -> None:
 @pytest.mark.parametrize(
     ("make", "name", "match"),
     [
-        (lambda run: (run / "report").touch(), "report/x.png", r"report.*File exists.*Rename what stands there"),
+        (lambda run: (run / "report").touch(), "report/x.png", r"report.*File exists.*Rename or remove what is there"),
         (lambda run: (run / "x").mkdir(), "x", r"x: cannot be written \(Is a directory\); expected .* Rename"),
         (lambda run: run.rmdir() or run.touch(), "x", r"cannot be written \(.*\); expected .* Rename"),
     ],

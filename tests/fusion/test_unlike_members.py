@@ -108,7 +108,7 @@ def test_a_number_that_changes_between_two_ticks_is_seen_at_once(kind: str) -> N
         return plain(k, loss=loss, scheduler=scheduler, scheduler_interval="step")
 
     found = compared(make, ticks=14)
-    assert len(found.reasons) == 1 and "has changed, which a trace has fixed" in found.reasons[0]
+    assert len(found.reasons) == 1 and "has changed, while a trace takes it as constant" in found.reasons[0]
     [verdict] = found.verdicts.values()
     assert verdict.since_tick == 6
     assert verdict.before is not None and verdict.before.is_fused and verdict.before.since_tick == 1
@@ -182,12 +182,12 @@ UNLIKE: dict[str, tuple[Callable[[int], Program], str]] = {
     ),
     "a mean of all batches": (
         lambda k: plain(k, lambda: network(nn.BatchNorm1d(8, momentum=None))),
-        "takes the value of a tensor",
+        "reads the value of a tensor",
     ),
     "a buffer that grows": (lambda k: plain(k, lambda: network(Growing())), "a buffer of a module changes its shape"),
     "a number that is no arithmetic": (
         lambda k: plain(k, loss=partial(top_loss, k=1 + k)),
-        "; problems.classifier.loss.k, in which runs differ, may do arithmetic alone",
+        "; problems.classifier.loss.k, in which runs differ, may be used in arithmetic only",
     ),
     "numpy": (lambda k: plain(k, loss=by_numpy), "takes values out of torch"),
     "a generator of numpy": (lambda k: plain(k, loss=Drawing()), "gives other values each time (Generator)"),
@@ -267,7 +267,7 @@ def test_a_change_that_nobody_sees_ends_the_runs_that_it_concerns(at: int, only:
     assert all("write sweep.fuse=1" in text for text in errors.values())
     if only is not None:
         [text] = [str(each.message) for each in told]
-        assert f"right at tick {tick}, and are taken one by one from there on" in text
+        assert f"right at tick {tick}, and are computed one by one from now on" in text
         assert len(live) == 2 and [schedules[number].num_ticks for number in live] == [12, 12]
 
 

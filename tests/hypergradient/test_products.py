@@ -303,7 +303,7 @@ def test_a_kink_within_the_radius_is_warned_of() -> None:
     # What a loss hides may matter later: the ninth pullback is not looked at, the tenth is.
     view.problem.traits.num_pullbacks = 8
     look()
-    with pytest.warns(UserWarning, match="75% off; .* kinks of the loss"):
+    with pytest.warns(UserWarning, match="an error of 75%; .* have kinks"):
         look()
 
 
@@ -371,7 +371,7 @@ def test_a_rank_that_finds_a_difference_tells_the_others_before_it_stops(name: s
 
 def test_a_rank_stops_where_another_one_has_found_a_difference() -> None:
     view, theta, inputs = view_of(quadratic)
-    with pytest.raises(ConfigError, match="another rank has found to fail"):
+    with pytest.raises(ConfigError, match="wrong on another rank"):
         check_forward_product(Pair([1.0, 0.0, 0.0]).of(view), theta, inputs, (True,))
 
 

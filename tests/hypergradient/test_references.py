@@ -170,7 +170,7 @@ def test_finite_differences_of_a_differentiated_pullback_are_refused() -> None:
 
 def test_finite_differences_where_the_lower_solution_does_not_follow_are_refused() -> None:
     differences = Implicit(Exact(), product="finite_difference")
-    match = r"problems\.mid\.hypergradient\.product: found .finite_difference.*SABA does not tell how the solution"
+    match = r"problems\.mid\.hypergradient\.product: found .finite_difference.*SABA does not compute"
     with pytest.raises(ConfigError, match=match):
         nested().program(by_problem(low=SABA(step_size=0.1), mid=differences))
 
@@ -306,7 +306,7 @@ def test_an_indefinite_problem_has_no_reference() -> None:
 
 
 def test_what_is_not_solved_says_why() -> None:
-    assert "2 parameters; it is solved up to 1" in solved_slope(quadratic(Implicit(Exact())), "u", {}, 1).note
+    assert "2 parameters; only problems of up to 1" in solved_slope(quadratic(Implicit(Exact())), "u", {}, 1).note
 
 
 CASE = programs.bilevel(0.03)

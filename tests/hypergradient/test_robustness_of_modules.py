@@ -150,7 +150,7 @@ def test_hidden_values_are_warned_of_once(make: Callable[[], AbstractHypergradie
 
 
 def test_a_radius_that_is_too_long_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="a radius that is too long"):
+    with pytest.warns(UserWarning, match="the radius may be too large"):
         reweighting(lambda: Implicit(Identity(), "finite_difference", radius=30.0)).gradient("weigher")
 
 

@@ -281,7 +281,7 @@ def test_a_vector_that_is_not_finite_is_said_to_be_the_reason(name: str, bad: fl
     assert result.status is Status.NON_FINITE_VECTOR
     assert bool(result.solution[0].isnan().all())
     assert result.residual is None
-    assert "loss of a problem above" in solver.failures[result.status]
+    assert "an upper problem's loss" in solver.failures[result.status]
 
 
 class Switch:

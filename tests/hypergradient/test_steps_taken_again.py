@@ -136,7 +136,7 @@ def test_a_graph_is_kept_where_it_changes_no_bit(
     assert_identical(after_ticks(built), after_ticks(again))
     assert decision(built) is is_exact
     assert are_kept(built) == {is_exact}
-    expected = "keeps the graphs of its steps: 3 of them take" if is_exact else "is rounded otherwise with a graph"
+    expected = "keeps the graphs of its steps: 3 graphs take" if is_exact else "with a graph have other rounding errors"
     assert [expected in record.message for record in caplog.records] == [True]
 
 
@@ -155,7 +155,7 @@ def test_the_budget_is_what_the_steps_take_together(caplog: pytest.LogCaptureFix
     within, beyond = (with_activation(nn.Tanh(), AUTO(graph_budget=budget)) for budget in (size, size - 1))
     assert_identical(after_ticks(within), after_ticks(beyond))
     assert (decision(within), decision(beyond)) == (True, False)
-    assert "w.hypergradient computes its steps again in the backward pass: 3 of them take" in caplog.records[-1].message
+    assert "w.hypergradient computes its steps again in the backward pass: 3 graphs take" in caplog.records[-1].message
 
 
 def view_of(loss: Callable[..., Tensor], theta: Tensor, num_steps: int = 1) -> tuple[Unroll, LowerView]:
@@ -322,7 +322,7 @@ def test_a_teacher_that_trains_beside_is_named() -> None:
                  unroll_steps=4, hypergradient=Unrolled()),
         streamed("u", Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w: (w(batch) - 1).square().mean(), {"w": "w"}),
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="read no moving buffers of other problems"):
+    with pytest.raises(ConfigError, match="do not read changing buffers of other problems"):
         ticked(Program(problems, Graph({"u": ["w"]}, {"w": ["u"], "t": ["w"]})), 12)
 
 

@@ -195,14 +195,14 @@ def test_an_implicit_solution_above_simulated_steps(algorithm: Unrolled, loss: C
     batches = {"w": [LOW_BATCHES[:2], LOW_BATCHES[2:4]], "v": MID_BATCHES[:1]}
     found = flat(program(algorithm, Implicit(Exact()), loss=loss).gradient("u", batches))
     assert torch.allclose(found, expected, rtol=1e-10)
-    with pytest.raises(ConfigError, match="Unrolled does not tell how the solution of 'w' moves"):
+    with pytest.raises(ConfigError, match="Unrolled does not compute the derivative of the solution of 'w'"):
         program(algorithm, Implicit(Exact(), "forward"))
 
 
 def test_several_simulated_steps_above_a_solution_that_does_not_follow_are_refused() -> None:
     batches = [MID_BATCHES[:1]] * STEPS
     for make in (lambda: Implicit(Exact()), FirstOrder):
-        with pytest.raises(ConfigError, match=r"several steps of 'v' to simulate, which read 'w'; expected one step"):
+        with pytest.raises(ConfigError, match=r"several steps of 'v', whose loss reads 'w'; expected one step"):
             program(make()).gradient("u", {"v": batches})
         assert program(make()).gradient("u", {"v": batches[:1]})["x"].isfinite().all()
     with pytest.raises(ConfigError, match="or a list of batches for 'w' as well"):

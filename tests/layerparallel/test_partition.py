@@ -395,7 +395,7 @@ def test_a_size_follows_the_inputs_or_is_a_constant_that_is_checked() -> None:
     strided = Strided()
     stages = chain_for(strided, "parallel", (drawn(2, 1, 12),), None, num_stages=2).stages(["blocks.3"])
     assert torch.equal(run(stages, drawn(3, 1, 12)), strided(drawn(3, 1, 12)))
-    with pytest.raises(RunError, match=r"asks for a size, .* at .*, which is 7 for this batch and is 10 by"):
+    with pytest.raises(RunError, match=r"asks for a size, .* at .*, which is 7 for this batch and 10 by"):
         stages[0](None, (drawn(2, 1, 9),))
 
 
@@ -436,7 +436,7 @@ PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
         (PERCEPTRON, drawn(2, 8), 2, ["layer.3"], r"cut: found 'layer\.3'.*Did you mean 'layers\.3'\?"),
         (PERCEPTRON, drawn(2, 8), 3, ["layers.5", "layers.3"], "expected each once, in the order"),
         (PERCEPTRON, None, 2, None, "example: found None; expected a batch, by which stages are balanced"),
-        (Checked(), None, 2, ["blocks.3"], "Give an example of its inputs, by whose values it may decide"),
+        (Checked(), None, 2, ["blocks.3"], "Give example inputs, so that decisions by their values"),
         (Called(masking), drawn(4, 4), 2, None, "expected at most 1, since Called .* no layer"),
         (opened(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
     ],

@@ -105,7 +105,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "same batch": (lambda: SameBatch([1]), "SameBatch.stream: found [1]; expected a Stream"),  # type: ignore[arg-type]
     "a loss that is kept": (lambda: ticked(loss=kept()), "problems.p.loss: the loss does not depend on any parameter"),
-    "no gradients": (torch.no_grad()(ticked), "problems.p.loss: its gradient is wanted where gradients are switched"),
+    "no gradients": (torch.no_grad()(ticked), "problems.p.loss: its gradient is needed, but gradients are switched"),
     "state of a module": (
         lambda: program().load_state_dict({"p": nn.Linear(3, 4).state_dict()}),
         "state.p: found {wei",

@@ -1,4 +1,4 @@
-"""The table of what cannot go together: each row refuses, and what is in no row goes together."""
+"""The table of features that exclude each other: each row refuses, and what is in no row goes together."""
 
 import re
 from collections.abc import Iterator

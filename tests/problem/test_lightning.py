@@ -235,7 +235,7 @@ def test_a_loss_calls_its_methods_by_their_names_and_what_they_log_are_its_metri
     net = fresh()
 
     def loss(batch: Any, *, model: Any) -> Tensor:
-        with pytest.raises(AttributeError, match="found 'net' of a role; expected a call of it"):
+        with pytest.raises(AttributeError, match="found the attribute 'net' of a role; expected a call of the role"):
             _ = model.net
         loss: Tensor = model.training_step({"input": batch[0], "target": batch[1]}, 7)["loss"]
         return 2 * loss

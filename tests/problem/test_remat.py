@@ -71,7 +71,7 @@ def test_it_says_what_auto_has_found(caplog: pytest.LogCaptureFixture) -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "nothing": (["block.*"], "found 'block.*'; expected a path of submodules of Net, in which *"),
     "parameter": (["blocks.*.up.bias"], "found 'blocks.*.up.bias'; expected a path of submodules of Net"),
-    "list": (["blocks"], "expected modules that are called themselves, unlike 'blocks'. Write 'blocks.*' for those"),
+    "list": (["blocks"], "expected modules with a forward of their own, unlike 'blocks'. Write 'blocks.*' for those"),
     "true": (True, "found True; expected a text or a list of texts or null"),
 }
 

@@ -50,7 +50,7 @@ def test_questions() -> None:
 @pytest.mark.parametrize(
     ("edges", "match"),
     [
-        ([("a", "b")], r": found \[\('a', 'b'\)\]; expected lists of problems by problem. Write .*: {a: \[b\]}"),
+        ([("a", "b")], r": found \[\('a', 'b'\)\]; expected a list of problems for each problem. Write .*: {a: \[b\]}"),
         ({"a": "b"}, r".a: found 'b'; expected a list of problems' names. Write .*.a: \[b\]"),
     ],
 )
@@ -86,12 +86,12 @@ FAULTS: dict[str, tuple[Graph, dict[str, ProblemNode], list[str]]] = {
     "no way back": (
         Graph({"low": ["top"]}, {"low": ["mid"], "mid": ["top"]}),
         {name: ProblemNode({"a": "low", "b": "mid", "c": "top"}) for name in ("low", "mid", "top")},
-        ["graph.upper_to_lower.low: 'low' shapes 'top', but no solution comes back from 'top' to 'low'"],
+        ["graph.upper_to_lower.low: 'low' shapes 'top', but no edges lead back from 'top' to 'low'"],
     ),
     "a role without an edge": (
         Graph(UP, DOWN),
         {**NODES, "other": OTHER},
-        ["problems.other.loss.roles.teacher: 'classifier' plays a role in the loss of 'other', but no edge joins them"],
+        ["problems.other.loss.roles.teacher: 'classifier' fills a role in the loss of 'other', but there is no edge"],
     ),
     "a role of an unknown problem": (
         Graph(UP, DOWN),
@@ -126,7 +126,7 @@ def test_a_cycle_of_solutions() -> None:
     nodes = {"a": ProblemNode({"r": "c"}), "b": ProblemNode({"r": "a"}), "c": ProblemNode({"r": "b"})}
     (message,) = faults(Graph({}, ring), nodes)
     assert message.startswith("graph.lower_to_upper: a cycle ")
-    assert "expected that solutions flow upwards only. Remove one edge" in message
+    assert "expected edges from lower to upper problems only. Remove one edge" in message
     cycle = message.removeprefix("graph.lower_to_upper: a cycle ").split(";")[0].split(" -> ")
     assert len(cycle) == 4
     assert all(end in ring[start] for start, end in pairwise(cycle))

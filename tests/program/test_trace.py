@@ -254,7 +254,7 @@ COUNTS: dict[str, tuple[Callable[[], Callable[[], float]], str]] = {
     "an iterator": (lambda: partial(next, itertools.count(1)), "gives other values each time"),
     "a clock": (
         lambda: lambda: time.perf_counter() % 1 + 1,
-        "after 1 steps its traced steps differ from those of its plan",
+        "after 1 steps its traced steps differ from steps without a trace",
     ),
     "numpy's global generator": (lambda: lambda: numpy.random.randint(1, 9), "draws from numpy's or Python's global"),
 }

@@ -45,7 +45,7 @@ def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
     page = read_page(write_report(run))
     for text in (
         *("Layer-parallel training", "classifier: what each rank did when", "Batches 1 to 3 of the first 4"),
-        *("classifier: speed-up", "2 ranks, nothing added", "1.25", "1.52", "2.00", "auxiliary 200 ms on the busiest"),
+        *("classifier: speed-up", "2 ranks, no overhead", "1.25", "1.52", "2.00", "auxiliary 200 ms on the busiest"),
         *("classifier: constraint violation", "interface 2"),
         "classifier: relative constraint violation",
     ):

@@ -49,5 +49,5 @@ def test_smoothing_keeps_a_constant_and_skips_gaps() -> None:
 def test_what_is_shown_of_an_axis(values: list[float], expected: tuple[float, float, bool, bool]) -> None:
     seen = visible_range(values)
     assert (seen.low, seen.high, seen.is_log, seen.is_clipped) == expected
-    assert ("would crush the others" in seen.note) is seen.is_clipped
+    assert ("Outliers are clipped" in seen.note) is seen.is_clipped
     assert seen.clip([1e300]).tolist() == [seen.high]

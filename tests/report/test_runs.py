@@ -94,7 +94,7 @@ def test_broken_folders_have_a_row_that_says_so(outputs: Path, capsys: pytest.Ca
     (outputs / "maml/c/provenance.json").symlink_to("/etc/hostname")
     (outputs / "mwn/multirun/s/0/summary.json").write_text('{"status": 3, "objective": {"value": "x", "mode": {}}}')
     rows = {row.folder.name: row for row in find_runs(outputs)}
-    for name, words in {"a": "no mapping of JSON", "b": "no regular file", "c": "leads out"}.items():
+    for name, words in {"a": "something else than a JSON object", "b": "a special file", "c": "leads out"}.items():
         assert rows[name].status == UNREADABLE and words in rows[name].fault
     assert (rows["0"].value, rows["0"].mode, rows["0"].status) == (None, "", "3")
     assert main(["runs"]) == 0

@@ -78,7 +78,7 @@ def test_draws_that_make_no_model_are_no_failures(sweep: Path) -> None:
     assert "5 of 5 3 finished, 2 infeasible" in page.text and "failed" not in page.text
     assert "2 draws make no model, and were not trained" in page.text and REASON in page.text
     assert re.search(r'<span class="state"><span aria-hidden="true">∅</span> infeasible</span>', page.source)
-    assert "infeasible: its decisions make no model" in read_page(write_report(sweep / "3")).text
+    assert "infeasible: its decisions make no working model" in read_page(write_report(sweep / "3")).text
     assert exit_code(sweep) == 0
     write_job(sweep / "5", status="failed", error="nan", **KEY)
     with pytest.raises(RunError, match="1 of 6 jobs of the sweep failed: 5"):
@@ -100,7 +100,7 @@ def test_decisions_that_only_some_jobs_have(tmp_path: Path) -> None:
     page = read(folder)
     importance = page.source.partition("Importance of the hyperparameters")[2].partition("</figure>")[0]
     assert {"kernel_0", "kernel_1", "depth"} <= set(re.findall(r">([\w.]+)</text>", importance))
-    assert "where a decision was not asked for, that counts as a value of it" in page.text
+    assert "a decision that was not asked for counts as a value" in page.text
     assert "+decisions.depth=4 +decisions.kernel_0=k2 +decisions.kernel_1=k5" in page.text
 
 
@@ -183,7 +183,7 @@ def test_draws_that_were_made_before_are_counted(tmp_path: Path) -> None:
     folder = search(tmp_path / "same", 2, num_same=107, ending=ending)
     for number in range(2):
         job(folder, number, 0.5 + number, f"+decisions.kernel_0=k{number}")
-    notes = (f"T{ending[1:]}.", "Draws of points that jobs have already, whose results they take untrained: 107.")
+    notes = (f"T{ending[1:]}.", "Draws of settings that a job has already, whose result is reused: 107.")
     text, page = printed(folder), read(folder).text
     assert all(note in text and note in page for note in notes)
 
@@ -199,7 +199,7 @@ def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None
     assert "job 1 (+decisions.x=1 +decisions.y=k7) (each has decisions.y=k7): node 1" in str(caught.value)
     job(folder, 4, 0.5, "+decisions.kernel_0=k5")
     text = printed(folder)
-    assert "draws that make no model (infeasible), untrained: 4" in text
+    assert "draws that make no working model (infeasible, not trained): 4" in text
     assert "  3, such as job 1 (each has decisions.y=k7): node 1 does not take (b, 7)." in text
     assert "  1, such as job 0: found no input." in text
     assert exit_code(folder) == 0
@@ -216,7 +216,7 @@ def test_a_random_search_beside_a_search_is_its_baseline(sweep: Path) -> None:
         (folder / "sweep.json").write_text(json.dumps({"identity": {**identity, **fixed}}))
     baseline = random_baseline(compare(sweep))
     assert baseline is not None and (baseline.name, baseline.best.tolist()) == ("a", [0.6, 0.7])
-    assert "The random search is that of a." in read(sweep).text
+    assert "The random search is the one of a." in read(sweep).text
     assert random_baseline(compare(sweep.with_name("a"))) is None
     (sweep.with_name("a") / "1" / "summary.json").unlink()
     assert random_baseline(compare(sweep)) is None, "it has not ended"

@@ -103,7 +103,7 @@ def test_a_value_that_crushes_the_rest_is_clipped_and_told(tmp_path: Path) -> No
     for job, value in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 1e6)):
         write_job(tmp_path / str(job), f"a.lr={job + 1}", f"b={job % 2}", value=value, curve=(1.0, value))
     page = read(tmp_path)
-    assert page.text.count("Values that would crush the others are at the edge, or outside.") == 3
+    assert page.text.count("Outliers are clipped: they are at the edge, or outside.") == 3
     assert "values that crush the others are clipped" in page.text
     assert ">1000000</td>" in page.source, "the table has it"
 

@@ -141,11 +141,11 @@ def test_weights_of_other_forms_and_of_a_warm_up(tmp_path: Path) -> None:
     (run / "artifacts" / "weights.npz").rename(run / "artifacts" / "difficulty.npz")
     page = read_page(write_report(run))
     assert "difficulty: weight against loss" in page.text and "wrong label" in page.text
-    assert "No step had been made at the best checkpoint (tick 800) by reweight: what is drawn is" in page.text
+    assert "No step had been made at the best checkpoint (tick 800) by reweight: the figures show" in page.text
     del arrays["clean"]
     for each in (arrays, {"weight": arrays["weight"][:1]}):
         text = read_page(write_report(write_run(tmp_path / str(len(each)), rows=[], arrays=each))).text
-        assert "who got which weight" in text and "wrong label" not in text and "No step" not in text
+        assert "distribution of the weights" in text and "wrong label" not in text and "No step" not in text
 
 
 def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:
     np.savez(run / "artifacts" / "other.npz", confusion=np.eye(3))
     page = read_page(write_report(run))
     assert "artifacts/weights.npz could not be drawn" in page.text
-    assert "other.npz" not in page.text and "who got which weight" not in page.text
+    assert "other.npz" not in page.text and "distribution of the weights" not in page.text
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:

@@ -136,13 +136,13 @@ def test_a_recipe_s_control_is_a_run_that_says_so(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert folder.summary()["baseline"] == "fixed"
     page = write_report(folder.path).read_text()
-    assert "<h1>mwn, control</h1>" in page and "A control (baseline=fixed): reweight" in page
+    assert "<h1>mwn, control</h1>" in page and "A control run (baseline=fixed): reweight" in page
     net = mlotool.load(folder.path, "reweight")
     assert torch.equal(net(torch.rand(2, 1)), torch.ones(2, 1))
 
 
 def test_what_has_no_control_is_told() -> None:
-    with pytest.raises(ConfigError, match="baseline: found fixed, and no problem shapes another"):
+    with pytest.raises(ConfigError, match="baseline: found fixed, but no problem shapes another"):
         build(mlotool.compose("plain", ["baseline=fixed"]))
     words = ["baseline=fixed", "debug=fast", "problems.reweight.neutral=null"]
     program = build(mlotool.compose("domain_adaptation", words)).program

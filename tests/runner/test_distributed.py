@@ -353,5 +353,5 @@ def test_devices_are_the_processes_of_the_machine() -> None:
     world = World(rank=0, size=4, local_rank=0, local_size=2, address="here", port=1)
     world.check_devices(2)
     world.check_devices("auto")
-    with pytest.raises(ConfigError, match=r"runner\.devices: found 1, but 2 processes are here\. Set it to that"):
+    with pytest.raises(ConfigError, match=r"runner\.devices: found 1, but 2 processes were started here"):
         world.check_devices(1)

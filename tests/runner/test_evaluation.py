@@ -81,7 +81,7 @@ def test_samples_that_no_seed_makes_the_same_are_told() -> None:
     for draw in (numpy.random.rand, random.random, lambda: torch.rand(()).item(), lambda: 1.0):
         _rehearse(draw)
     for draw in (lambda: numpy.random.default_rng().random(), numpy.random.default_rng(0).random):
-        with pytest.warns(UserWarning, match=r"problems\.weights\.stream: a sample was another one when it was read"):
+        with pytest.warns(UserWarning, match=r"problems\.weights\.stream: a sample was different when it was read"):
             _rehearse(draw)
 
 
@@ -152,7 +152,7 @@ def test_a_failure_at_the_end_loses_nothing_else(tiny_run: Callable[..., Any], t
     made = {"bad": _fails_from(2), "good": _fails_from(9), "worse": _fails_from(2)}
     analyses = {name: look(function) for name, function in made.items()}
     with pytest.raises(
-        RunError, match=r"After tick 4: analyses\.bad: .*: ValueError: no use.*resume=auto: the run is kept"
+        RunError, match=r"After tick 4: analyses\.bad: .*: ValueError: no use.*resume=auto: the training is kept"
     ):
         tiny_run({"runner.max_ticks": 4}, analyses=analyses)
     summary = json.loads((tmp_path / "run/summary.json").read_text())

@@ -117,7 +117,7 @@ def test_a_logger_that_fails_costs_no_training(tiny_run: Run, monkeypatch: pytes
         "WandbLogger no longer takes values",
         "A logger could not finish its files",
     ]
-    assert all("The run does without it: its values stand in metrics.csv." in text for text in texts)
+    assert all("The run continues without this logger: its values are in metrics.csv." in text for text in texts)
     assert len(run.logged) == 1
     assert json.loads((result.output_dir / "summary.json").read_text())["status"] == "finished"
 

@@ -162,7 +162,7 @@ def test_wrong_names(tiny_run: Run, tmp_path: Path) -> None:
         (lambda: load(run_dir, "classifier"), r"no checkpoint 'best', but last"),
         (lambda: load(bare, "classifier"), r"no checkpoint 'best', but none"),
         (lambda: evaluate(run_dir, "tests", "last"), r"found 'tests'.*Did you mean 'test'"),
-        (lambda: load("nowhere", "classifier"), r"no folder 'nowhere'; expected that of a run"),
+        (lambda: load("nowhere", "classifier"), r"no folder 'nowhere'; expected a run folder"),
         (lambda: evaluate(tmp_path / "empty", "test"), r"has no config\.yaml; expected the folder of a run"),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -294,7 +294,7 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(
     flip_a_byte(parts / "checkpoints/tick_14.ckpt")
     (parts / "checkpoints/.last.ckpt.123.tmp").write_bytes(b"torn")
     with pytest.warns(
-        UserWarning, match=r"tick_14\.ckpt cannot be read \(BadZipFile: its part.*tick_13\.ckpt is taken"
+        UserWarning, match=r"tick_14\.ckpt cannot be read \(BadZipFile: its part.*tick_13\.ckpt is used instead"
     ):
         go(None, resume=parts)
     assert [each["tick"] for each in json.loads((parts / "provenance.json").read_text())["resumes"]] == [13]
@@ -402,7 +402,7 @@ def test_more_ticks_do_not_go_on_after_an_early_stop(go: Run) -> None:
 
 def test_another_config_is_refused_by_its_keys(go: Run, parts: Path) -> None:
     changes = {"seed": 3, "runner.log_every": 7, "evaluate.batch_size": 5, "runner.max_ticks": 90}
-    with pytest.raises(ConfigError, match=r"another config in 3 key\(s\).*Give the keys the values") as caught:
+    with pytest.raises(ConfigError, match=r"another config in 3 key\(s\).*Set the keys to the values") as caught:
         go(None, changes, resume=parts)
     for difference in ("seed: 0 there, 3 here", "runner.log_every: 5 there, 7 here", "evaluate.batch_size: 7 there, 5"):
         assert difference in str(caught.value)
@@ -431,7 +431,7 @@ def test_two_processes_never_write_one_folder(go: Run, parts: Path, monkeypatch:
             go(None, resume=parts)
         assert go(None, resume="auto").output_dir.absolute() != parts
     (parts / "metrics.csv").write_text("tick,key,value\n")
-    with pytest.warns(UserWarning, match=r"metrics\.csv has 15 bytes, while the checkpoint knows of \d+"):
+    with pytest.warns(UserWarning, match=r"metrics\.csv has 15 bytes, but had \d+"):
         assert go(None, resume=parts).output_dir == parts
 
 

@@ -372,6 +372,6 @@ def test_parameters_without_rows_are_refused() -> None:
 
 def test_one_rank_says_that_it_has_nothing_to_share_with() -> None:
     made = alone()
-    with pytest.warns(UserWarning, match=r"problems\.model\.shard: found it set on one rank, where it has no effect"):
+    with pytest.warns(UserWarning, match=r"problems\.model\.shard: has no effect with a single process"):
         distribute(made, Ranks(), seed=0)
     assert made.problems["model"].shards is None

@@ -222,7 +222,7 @@ def test_what_is_no_record_of_these_jobs_is_as_good_as_none(tmp_path: Path, cont
     path = tmp_path / "3.json"
     path.write_text(content)
     stacks, began, [text] = read(path)
-    assert (stacks, began) == ([], []) and "found out anew" in text
+    assert (stacks, began) == ([], []) and "decided anew" in text
 
 
 @pytest.mark.parametrize(

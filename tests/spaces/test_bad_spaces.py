@@ -43,9 +43,9 @@ OTHER = {"keep": None, "narrow": partial(nn.Conv2d, out_channels=1), "wide": par
 @pytest.mark.parametrize(
     ("at", "candidate", "make", "words"),
     [
-        ("second", "narrow", Skip, "node ':add' is given (b, 4, 8, 8) and (b, 1, 8, 8), of which torch would stretch"),
-        ("0", "wide", base, "node '2' does not take what it is given ((b, 6, 8, 8))"),
-        ("2", "wide", base, "the model returns (b, 6, 8, 8), and without mutators (b, 4, 8, 8)"),
+        ("second", "narrow", Skip, "node ':add' is given (b, 4, 8, 8) and (b, 1, 8, 8), one of which torch"),
+        ("0", "wide", base, "node '2' does not accept its input ((b, 6, 8, 8))"),
+        ("2", "wide", base, "the model returns (b, 6, 8, 8), but without mutators (b, 4, 8, 8)"),
     ],
 )
 def test_shapes_that_do_not_fit(at: str, candidate: str, make: Any, words: str) -> None:
@@ -95,7 +95,7 @@ class Backwards(AbstractMutator):
         (lambda: choose("Kernel", ["a", "b"]), "expected a name of a-z, 0-9 and '_'"),
         (lambda: chosen(KERNEL, {"kernal_0": "keep"}), "Did you mean 'kernel_0'?"),
         (lambda: chosen(KERNEL, {"kernel_0": "some"}), "found 'some'; expected one of keep, same"),
-        (lambda: Space(base, [KERNEL], inputs=[3, 8, 8]), "inputs: node '0' does not take"),
+        (lambda: Space(base, [KERNEL], inputs=[3, 8, 8]), "inputs: node '0' does not accept"),
         (lambda: Space(base, inputs=[[1, 8, 8], [2]]), "inputs: found 2; expected those of the forward"),
         (lambda: Space(base, ["kernel"], inputs=[1, 8, 8]), "mutators: found ['kernel']; expected a list"),
         (lambda: Space(partial(nn.LazyLinear, 3), inputs=[2]), "expected parameters whose shape is known"),

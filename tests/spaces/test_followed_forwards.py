@@ -84,7 +84,7 @@ def deciding(self: Any, x: Tensor) -> Tensor:
     ("forward", "words"),
     [
         (frozen, "takes steps under torch.no_grad(), enable_grad() or autocast"),
-        (layer_drop, "draws random numbers that a graph would draw once for all"),
+        (layer_drop, "draws random numbers, which its graph would keep as constants"),
         (counting, "sets its own attribute 'step' in forward"),
         (recording, "sets its own attribute 'seen' in forward"),
         (keeping, "sets its own attribute 'last' in forward"),

@@ -147,7 +147,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("mutator", [Operator("o", "first", {"other": nn.Linear}), Repeat("r", "second", [2])])
 def test_shared_parameters_are_not_divided_silently(mutator: Any) -> None:
-    with pytest.raises(ConfigError, match=r"shares '\w+.weight' with '\w+.weight', and a new module would not"):
+    with pytest.raises(ConfigError, match=r"shares '\w+.weight' with '\w+.weight', which a new module would not"):
         Space(Tied, [mutator], inputs=[2])
 
 

@@ -136,7 +136,7 @@ class Counted(Base):
 @pytest.mark.parametrize(
     ("base", "words"),
     [
-        (Both, r"computes something else than its graph.* but for training=self"),
+        (Both, r"computes something else than its graph.* except for training=self"),
         (Mixed, "computes something else than its graph"),
         (Counted, r"line \d+: .*on modes only as training=self"),
     ],

@@ -35,7 +35,7 @@ class OtherWeight(nn.Module):
     ("candidate", "words"),
     [
         (nn.Identity, r"node 'layer\.weight' reads a tensor that is not there any more"),
-        (OtherWeight, r"the model returns \(b, 7\), and without mutators \(b, 4\)"),
+        (OtherWeight, r"the model returns \(b, 7\), but without mutators \(b, 4\)"),
     ],
 )
 def test_a_candidate_without_the_parameter_that_is_read_is_infeasible(candidate: Any, words: str) -> None:

@@ -97,7 +97,7 @@ def test_a_job_ends_before_its_group(tmp_path: Path, is_killed: bool) -> None:
     assert announced == [(0, "finished"), (3, "finished"), (1, "finished"), (4, status), (2, status)]
     error = json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
     log = tmp_path / "fusion" / "0.log"
-    advice = " With resume=auto it goes on." if is_killed else ""
+    advice = " It can be resumed with resume=auto." if is_killed else ""
     assert error == f"The job left no summary: it was made to die. Read {log}.{advice}"
     assert GridPoints(plan, tmp_path, known(tmp_path)).num_ended == (3 if is_killed else 5)
 
@@ -203,7 +203,7 @@ def test_a_folder_with_files_is_no_jobs(tmp_path: Path, name: str, resume: str |
     path = tmp_path / "a" / "3" / name
     path.parent.mkdir(parents=True)
     path.touch()
-    with pytest.raises(ConfigError, match=r"found .*a/3, which holds files already, .* Name another one, or remove it"):
+    with pytest.raises(ConfigError, match=r"found .*a/3, the folder of a job, which has files already"):
         choose_folder(make_plan(tmp_path / "a", SEED), resume)
     assert path.exists() and not (tmp_path / "a" / "sweep.json").exists()
 

@@ -144,12 +144,12 @@ def test_what_is_no_search_or_another_one_is_told(tmp_path: Path, monkeypatch: p
     StudyPoints(plan, tmp_path, known(tmp_path))
     with pytest.raises(ConfigError, match=r"sweep\.params: found nothing to search"):
         take_up(tmp_path)
-    with pytest.raises(ConfigError, match="varies what it is judged by"):
+    with pytest.raises(ConfigError, match="varies the objective or its mode"):
         StudyPoints(replace(plan, mode=None), tmp_path, known(tmp_path))
-    with pytest.raises(ConfigError, match=r"a study .* that is to maximize val/accuracy\. Leave resume out"):
+    with pytest.raises(ConfigError, match=r"a study .* with other objectives: to maximize val/accuracy"):
         StudyPoints(replace(plan, mode="min"), tmp_path, known(tmp_path))
     (tmp_path / "groups.json").write_text('{"groups": [[0, 1]]}')
-    with pytest.raises(ConfigError, match=r"resume: found job 0, which is none of this sweep's, in .*groups\.json"):
+    with pytest.raises(ConfigError, match=r"resume: found job 0, which is not of this sweep, in .*groups\.json"):
         take_up(tmp_path, RATE)
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"sweep=optuna: the package optuna is not installed.*mlotool\[optuna\]"):
@@ -161,7 +161,7 @@ def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size // 2, hard))
     try:
-        with pytest.raises(WriteError, match=r"sweep\.storage: the database sqlite:.* does not take.*resume=auto"):
+        with pytest.raises(WriteError, match=r"sweep\.storage: the database sqlite:.* cannot store.*resume=auto"):
             points.next()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -154,7 +154,7 @@ def test_a_search_goes_on_after_candidates_that_changed_are_corrected(tmp_path: 
         return {"depth": depth, name: decide(name, ("a", f"b{depth}"))}
 
     settings: dict[str, Any] = {"draw": depends, "num_trials": 8, "sampler": "random"}
-    expected = r"decisions.extra: found the candidates a, b\d, others than in an earlier trial.*resume=auto"
+    expected = r"decisions.extra: found the candidates a, b\d, which differ from those in an earlier trial.*resume=auto"
     with pytest.raises(RunError, match=expected):
         run(take_up(tmp_path, **settings), tmp_path, score)
     before = {trial.number: trial.value for trial in trials(tmp_path) if trial.state.name == "COMPLETE"}

@@ -69,7 +69,7 @@ def test_a_search_ends_where_there_is_nothing_else(tmp_path: Path, num_workers: 
     points = four(tmp_path, num_trials=10, fuse=2)
     assert len(run(points, tmp_path, score, num_workers=num_workers).started) == 4
     assert (points.total, points.num_ended) == (4, 4)
-    assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were all of kn")
+    assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were setti")
     assert points.num_same >= MOST_IN_A_ROW
     assert {*states(tmp_path)} == {"COMPLETE"}
     again = four(tmp_path, num_trials=10, fuse=2)
@@ -80,7 +80,7 @@ def test_a_search_ends_where_there_is_nothing_else(tmp_path: Path, num_workers: 
     points = four(folder, num_trials=10)
     assert len(run(points, folder, lambda *_: ("interrupted", 0.0)).started) == 4
     assert points.num_ended == 0
-    assert f"the last {MOST_IN_A_ROW} draws were all of known points, of which 4 jobs were interrupted" in points.ending
+    assert f"the last {MOST_IN_A_ROW} draws were settings that were tried before, of which 4 jobs" in points.ending
     assert len(run(four(folder, num_trials=10), folder, score).started) == 4
     points = four(tmp_path / "failed", num_trials=10)
     assert len(run(points, tmp_path / "failed", lambda *_: ("failed", 0.0)).started) == 10
@@ -165,7 +165,7 @@ def test_two_sweeps_of_one_name_in_one_database(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
     assert len(queued(folders[0], storage=storage, num_trials=2)) == 2
-    expected = r"sweep.storage: found a study 'search' with \d+ trials in sqlite:.*/all.db; expected none"
+    expected = r"sweep.storage: found a study 'search' with \d+ trials in sqlite:.*/all.db; expected no study"
     with pytest.raises(ConfigError, match=expected):
         StudyPoints(make_plan(folders[1], SIZE, storage=storage), folders[1], known(folders[1], is_resumed=False))
     assert len(queued(folders[0], storage=storage, num_trials=3)) == 1

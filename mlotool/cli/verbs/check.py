@@ -1,8 +1,8 @@
 """Compare a recipe's hypergradient with the most exact one, with every option, and with finite differences.
 
-The recipe is built, and trained for some ticks. Its hypergradient, at the parameters and batches that it has then, is
+The recipe is built, and trained for some ticks. At the parameters and batches that it has then, its hypergradient is
 compared with the most exact one that fits into memory, with every option of conf/hypergradient, and with finite
-differences of the solved program. All in float64, on the CPU; the run folder and the loggers are not touched.
+differences of the solved program. All is computed in float64 on the CPU. No run folder is written, nothing is logged.
 
   mlotool check mwn
   mlotool check mwn --ticks 500 hypergradient=cg
@@ -60,11 +60,11 @@ def advice(responses: "tuple[Response, ...]") -> str:
     """Return what a person could do about the recipe's own response."""
     exact, chosen, *others = responses
     if not exact.norm or chosen.norm is None or chosen.cosine is None:
-        return "advice: a hypergradient is zero or not finite here; look at its note, and at the problem above."
+        return "advice: a hypergradient is zero or not finite here; see its note, and check the problem above."
     if not exact.has_converged:
         return (
-            "advice: no solve converges here, so the first row is no reference. Train longer (--ticks), give the lower "
-            "problem weight decay, or differentiate its steps (hypergradient=unrolled)."
+            "advice: no solve converges here, so the first row is no true reference. Train longer (--ticks), give the "
+            "lower problem weight decay, or differentiate its steps (hypergradient=unrolled)."
         )
     if chosen.cosine >= GOOD_COSINE:
         length = f"its length is {chosen.norm / exact.norm:.2g} of the exact one's"

@@ -1,4 +1,4 @@
-"""Runs side by side: the settings in which they differ, their metrics with the ticks, and a page with their curves.
+"""Compare runs: the settings in which they differ, their metrics with the ticks, and a page with their curves.
 
 mlotool compare outputs/mwn/2026-01-31_12-00-00 outputs/mwn/2026-01-31_13-00-00
 mlotool compare outputs/mwn/multirun/2026-01-31_14-00-00/{0,3,7}    jobs of a sweep

@@ -4,7 +4,7 @@
   mlotool copy mwn recipes/mine.yaml            under another name
   mlotool copy https://example.org/mine.yaml    from the web, after every check of `validate`
 
-A file that is there already stays as it is, unless --force is given.
+An existing file is not overwritten, unless --force is given.
 """
 
 import shlex
@@ -116,7 +116,7 @@ def fetch(url: str) -> str:
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.username is not None or not url.isascii():
-            raise ValueError("it is no http:// or https:// URL in ASCII, or has a user in it")
+            raise ValueError("it is not an http:// or https:// URL in ASCII, or it contains a user name")
         request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
         with urlopen(request, timeout=SECONDS_TO_ANSWER) as response:
             content = response.read(documents.MAX_BYTES + 1)
@@ -125,7 +125,7 @@ def fetch(url: str) -> str:
             return str(content, "utf-8")
     # UnicodeDecodeError is a ValueError, and the errors of urllib are OSErrors.
     except (HTTPException, OSError, ValueError) as error:
-        shown = "a URL with a user in it" if "@" in url.partition("://")[2].partition("/")[0] else f"'{url}'"
+        shown = "a URL with a user name" if "@" in url.partition("://")[2].partition("/")[0] else f"'{url}'"
         raise errors.ConfigError(
             f"{shown}: cannot be fetched ({error}); expected a recipe's text. Correct the URL, or save the file and "
             "give its path."

@@ -1,4 +1,4 @@
-"""`mlotool doctor`: what this machine has, and what a run would miss."""
+"""`mlotool doctor`: what this machine has, and what is missing for a run."""
 
 import os
 import platform
@@ -67,7 +67,7 @@ def _options() -> Iterator[Finding]:
     listed = ", ".join(f"{group} ({len(names)})" for group, names in own.items() if names)
     yield GOOD, "options", f"{recipes.package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {listed or 'none'}"
     for folder in recipes.surplus_folders():
-        yield NOTE, "options", f"{folder} is no group's; expected {', '.join(groups)}"
+        yield NOTE, "options", f"{folder} belongs to no group; expected {', '.join(groups)}"
     pairs = [(group, name) for group, names in own.items() for name in names]
     for group, name in filter(lambda pair: recipes.built_in_option(*pair), pairs):
         yield NOTE, "options", f"conf/{group}/{name}.yaml has the name of a built-in option; rename it"

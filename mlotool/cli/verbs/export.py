@@ -1,10 +1,10 @@
-"""The model of a finished run in a folder of its own, for people without mlotool, and as a model hub takes it.
+"""Write the model of a finished run into a folder, for use without mlotool and for model hubs.
 
   mlotool export outputs/mwn/2026-01-31_12-00-00
   mlotool export RUN --problem reweight --out weights_net --checkpoint last
 
-The folder has model.safetensors, config.yaml, recipe.yaml, decisions of spaces (nodes.json), and README.md: what the
-model is, what it reaches, how it was made, and how it is loaded with plain torch. A module of Hugging Face's
+The folder has model.safetensors, config.yaml, recipe.yaml, decisions of spaces (nodes.json), and README.md, which says
+what the model is, its metrics, how it was made, and how to load it with plain torch. A module of Hugging Face
 (transformers, PEFT) is saved by its own `save_pretrained` instead.
 """
 

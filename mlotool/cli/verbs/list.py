@@ -1,9 +1,9 @@
-"""The built-in recipes and those in ./recipes, a line each, by task.
+"""List the built-in recipes and those in ./recipes, one line each, by task.
 
-The task is what the line `# Task:` of a recipe's header says. `mwn_text (_paper)` stands for mwn_text and
+The task is that of the line `# Task:` in a recipe's header. `mwn_text (_paper)` stands for mwn_text and
 mwn_text_paper, which has the paper's own data and sizes.
 
-  mlotool list --names                          every name, one a line
+  mlotool list --names                          all names, one per line
 """
 
 from shutil import get_terminal_size

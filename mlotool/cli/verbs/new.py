@@ -1,7 +1,8 @@
-"""Write a package into the working folder, as the start of one of yours.
+"""Write a package into the working folder, for your own model, loss and data.
 
-It has a model, a loss, a data set, a metric, a recipe that uses them, and tests. It trains as it stands: a classifier,
-some of whose training labels are wrong, and above it a problem that learns how often. Change what you need.
+It has a model, a loss, a data set, a metric, a recipe that uses them, and tests. It can be trained at once: the lower
+problem is a classifier, some of whose training labels are wrong, and the upper problem learns how often. Change what
+you need.
 
   mlotool new mypackage
 """

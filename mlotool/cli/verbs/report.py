@@ -1,4 +1,4 @@
-"""`mlotool report`: the page of a finished run; or the tables of a sweep, which its end shows as well."""
+"""`mlotool report`: the page of a finished run; or the page and tables of a sweep."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
 
 
 def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
-    """Print one row a job and one a setting, and the best; write sweep.csv, settings.csv and sweep.html.
+    """Print one row per job and one per setting, and the best; write sweep.csv, settings.csv and sweep.html.
 
     Returns:
         whether all of them could be written.
@@ -85,7 +85,7 @@ def _print_columns(console: Console, columns: Iterable[sweep_page.TableColumn]) 
         console, [(one.head, [one.show(value) for value in one.values], one.is_needed) for one in shown if one in kept]
     )
     if left := [column.head for column in shown if column not in kept]:
-        print_lines(console, [f"No room for {', '.join(left)}: see sweep.csv."])
+        print_lines(console, [f"No room here for the columns {', '.join(left)}: see sweep.csv."])
 
 
 def _verdict(comparison: sweep.Comparison) -> str:

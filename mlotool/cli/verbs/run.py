@@ -1,18 +1,18 @@
-"""Train what a recipe describes. All of Hydra's command line works:
+"""Train a recipe. All of Hydra's command line works:
 
   mlotool run +recipe=mwn                       a built-in recipe; `mlotool run mwn` is the same
-  mlotool run path/to/mine.yaml                 a recipe of yours; ./recipes/NAME.yaml is found by its name
+  mlotool run path/to/mine.yaml                 your own recipe; ./recipes/NAME.yaml is found by its name
   mlotool run mwn seed=1 data=mnist             values, and options of the config groups
-  mlotool run -m mwn seed=0,1,2                 a sweep: a folder a job, a table at the end, sweep.csv
-  mlotool run -m mwn 'seed=range(0,32)' sweep.fuse=32   32 jobs in one process, as one program where they can
-  mlotool run -m mwn seed=0,1,2 sweep.workers=2 two jobs at a time, each in a process of its own
+  mlotool run -m mwn seed=0,1,2                 a sweep: one folder per job, a table, sweep.csv
+  mlotool run -m mwn 'seed=range(0,32)' sweep.fuse=32   32 jobs in one process, as one program if possible
+  mlotool run -m mwn seed=0,1,2 sweep.workers=2 two jobs at a time, each in its own process
   mlotool run -m mwn sweep=optuna sweep.num_trials=20 'problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))'
-  mlotool run -m mwn seed=0,1,2 sweep.workers=2 resume=auto    go on with a sweep that was killed
+  mlotool run -m mwn seed=0,1,2 sweep.workers=2 resume=auto    resume a sweep that was killed
   mlotool run mwn --cfg job                     the config, not run
-  mlotool run mwn resume=auto                   go on with the newest unfinished run of this config; also resume=FOLDER
+  mlotool run mwn resume=auto                   resume the newest unfinished run of this config; also resume=FOLDER
   mlotool run mwn --trust mypackage             a recipe that uses classes of your own package
 
-A run lies in outputs/<name>/<date>_<time>, a sweep in outputs/<name>/multirun/<date>_<time>/<job>.
+A run is written to outputs/<name>/<date>_<time>, a sweep to outputs/<name>/multirun/<date>_<time>/<job>.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
 def _parser() -> arguments.VerbParser:
     parser = arguments.recipe_parser("run", __doc__)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("-m", "--multirun", action="store_true", help="a sweep: key=a,b runs a job for each")
+    mode.add_argument("-m", "--multirun", action="store_true", help="run a sweep: key=a,b runs one job for each value")
     mode.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the config instead of running")
     mode.add_argument("-i", "--info", nargs="?", const="all", choices=INFO, help="print what Hydra found where")
     mode.add_argument("--hydra-help", action="store_true", help="Hydra's own help")
@@ -111,11 +111,11 @@ def _check_settings(words: tuple[str, ...], *, is_sweep: bool) -> None:
     if any(word.lstrip("+").lower().startswith("hydra.job.chdir=t") for word in words):
         raise ConfigError("hydra.job.chdir: found true; expected false, as paths count from the working folder.")
     if not is_sweep and any(word.startswith(("sweep=", "sweep.")) for word in words):
-        warn("found sweep settings, which act in a sweep only; add -m, or leave them out.")
+        warn("found sweep settings without a sweep; add -m, or leave them out.")
     idle, used = ("hydra.run.dir", "hydra.sweep.dir") if is_sweep else ("hydra.sweep.dir", "hydra.run.dir")
     if any(word.startswith(f"{idle}=") for word in words):
-        warn(f"{idle}: found it {'with' if is_sweep else 'without'} -m, where it does nothing. Write {used}=..")
+        warn(f"{idle}: has no effect {'with' if is_sweep else 'without'} -m. Write {used}=..")
     last = {word.partition("=")[0]: word for word in words if "=" in word}
     for word in words:
         if (counts := last.get(word.partition("=")[0], word)) != word:
-            warn(f"found {word}, and later {counts}, which counts. Remove one of them.")
+            warn(f"found {word}, and later {counts}; the later one counts. Remove one of them.")

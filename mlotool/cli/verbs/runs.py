@@ -1,4 +1,4 @@
-"""The runs below a folder, a row each, jobs of sweeps included. Nothing of them is executed, and no link is followed.
+"""List the runs below a folder, one row each, including jobs of sweeps. No code runs, and no link is followed.
 
   mlotool runs                                  all below outputs/, the newest first
   mlotool runs --name 'mwn*' --status finished --sort objective
@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--where", metavar="KEY=VALUE", action="append", default=[],
                         help="runs with this value of a setting; may be given more than once")  # fmt: skip
     parser.add_argument("--sort", choices=SORTS, default="date", help="newest, best or longest first; date by default")
-    parser.add_argument("--sweeps", action="store_true", help="one row a sweep")
+    parser.add_argument("--sweeps", action="store_true", help="one row per sweep")
     parser.add_argument("--limit", metavar="N", type=int, default=DEFAULT_LIMIT, help="rows of the table; 0: all")
     parser.add_argument("--json", action="store_true", help="print all rows as JSON")
     arguments = parser.parse(words)

@@ -1,4 +1,4 @@
-"""Print the JSON schema of a recipe file, by which editors complete keys and check values.
+"""Print the JSON schema of a recipe file, with which editors complete keys and check values.
 
   mlotool schema > recipe.schema.json
 

@@ -1,13 +1,13 @@
-"""What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides.
+"""Show what a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides.
 
-It is YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with
---nodes, which builds a problem's module as a run does, and --parallel, which takes a few ticks of it.
+The output is YAML with resolved references, followed by the graph as mermaid text, in comments. Nothing is built,
+except with --nodes, which builds a problem's module as a run does, and --parallel, which also runs a few ticks.
 
   mlotool show mwn hypergradient=cg
   mlotool show mwn --all                        every key, defaults included: the config of a run
-  mlotool show mwn --graph                      the mermaid text alone
+  mlotool show mwn --graph                      only the mermaid text
   mlotool show mwn --nodes classifier           the nodes of a problem's model, its decisions, the size of its space
-  mlotool show layerparallel_resnet --parallel  the balance of its stages, and how much faster they are at most
+  mlotool show layerparallel_resnet --parallel  the balance of its stages, and the largest possible speed-up
 """
 
 import shlex
@@ -39,7 +39,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="every key, defaults included")
     parser.add_argument("--graph", action="store_true", help="print the graph alone")
     parser.add_argument("--nodes", metavar="PROBLEM", help="the nodes and decisions of a problem's model; builds it")
-    parser.add_argument("--parallel", action="store_true", help="what layer-parallel training promises; takes ticks")
+    parser.add_argument(
+        "--parallel", action="store_true", help=("the speed-up to expect of layer-parallel training; runs some ticks")
+    )
     arguments = parser.parse(words)
     request, config = compose_request(arguments.words, "show", arguments.trust)
     resolve.limit_expansion(config)
@@ -60,7 +62,7 @@ def main(words: list[str]) -> int:
             text = summary(request, OmegaConf.to_container(config, resolve=True), arguments.words)
     print(escape(text))
     if parallel_problems(OmegaConf.to_container(config.problems, resolve=False)):
-        print(f"# how fast layer-parallel training is to be expected to be: {shlex.join(_show(words, '--parallel'))}")
+        print(f"# the speed-up to expect of layer-parallel training: {shlex.join(_show(words, '--parallel'))}")
     print("# graph:\n" + "\n".join(f"#   {line}" for line in graph.splitlines()))
     return 0
 

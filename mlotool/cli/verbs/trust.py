@@ -1,11 +1,11 @@
 """Remember that you trust a Python package of yours: recipes may name its classes and functions without --trust.
 
-  mlotool trust mypackage                       the one that is found here: in this folder, or installed
-  mlotool trust                                 what is remembered, with its places
+  mlotool trust mypackage                       the package of this name in this folder, or an installed one
+  mlotool trust                                 list the remembered packages, with their places
   mlotool trust mypackage --remove              forget it
 
-It is remembered for you, in ~/.config/mlotool/trust.json, with its place on the disk: another package of this name is
-not trusted. From then on any recipe that you run, and any run folder that you evaluate, may use all that is in it.
+The package is remembered with its place on the disk, in ~/.config/mlotool/trust.json: another package of this name is
+not trusted. From then on, any recipe that you run, and any run folder that you evaluate, may use all of its code.
 """
 
 from pathlib import Path

@@ -1,13 +1,13 @@
 """Check a recipe without running any of it.
 
-What is checked: keys, names, graph, roles, the arguments of mlotool's own targets, the ranges of numbers, the values
-that it sweeps, and where Optuna is installed the options of sampler and pruner. The exit code is 2 where something is
-wrong. With --targets also: third-party targets, which are imported; optimizers, schedulers and hypergradients, and
-data, modules and programs that are small, each of which is built once as a run does; each loss, metric and analysis,
-on a few samples, where the models have at most 5 million parameters; whether the GPU and the data are here.
+Checked are keys, names, the graph, roles, the arguments of mlotool's own targets, the ranges of numbers, the values of
+a sweep, and the options of sampler and pruner if Optuna is installed. The exit code is 2 if something is wrong.
+With --targets, third-party targets are imported too; optimizers, schedulers, hypergradients, and small data, modules
+and programs are built once as in a run; each loss, metric and analysis is evaluated on a few samples, if the models
+have at most 5 million parameters; and the GPU and the data have to be there.
 
   mlotool validate mwn hypergradient=cg
-  mlotool validate recipes/mine.yaml --targets  all that can be known before a run
+  mlotool validate recipes/mine.yaml --targets  all that can be checked before a run
 """
 
 from contextlib import suppress
@@ -33,7 +33,9 @@ def main(words: list[str]) -> int:
     """Print warnings; raise ConfigError with every fault."""
     parser = recipe_parser("validate", __doc__)
     parser.add_argument("--targets", action="store_true", help="also import third-party targets; takes seconds")
-    parser.add_argument("--anywhere", action="store_true", help="with --targets: this machine's GPU and data aside")
+    parser.add_argument(
+        "--anywhere", action="store_true", help=("with --targets: do not check this machine's GPU and data")
+    )
     arguments = parser.parse(words)
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
     machine = arguments.targets and not arguments.anywhere

@@ -60,7 +60,9 @@ def check_recipe_file(path: Path | str) -> None:
         file = waiting.pop()
         if file in seen:
             # Hydra would follow a circle for ever, and a tree of such that doubles at each step for very long.
-            raise ConfigError(f"{path}: found '{file.stem}' twice among what it inherits. Remove one of them.")
+            raise ConfigError(
+                f"{path}: found '{file.stem}' twice among the recipes that it inherits. Remove one of them."
+            )
         seen.add(file)
         document = check_recipe(file)
         defaults = document.data.get("defaults") or []
@@ -105,7 +107,7 @@ def read_option(group: str, file: Path) -> Document:
     if "defaults" in document.data:
         faults.append("found the key 'defaults'; expected the option's own keys, all of them. Write them out.")
     elif not document.data or (group in TARGET_GROUPS and "_target_" not in document.data):
-        faults.append(f"found no {wanted}; expected an option as those in {package_dir('conf') / group}. Correct it.")
+        faults.append(f"found no {wanted}; expected an option like those in {package_dir('conf') / group}. Correct it.")
     refuse(file, faults)
     return document
 
@@ -151,7 +153,7 @@ def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
         yield f"{where}: found the group '{group}'; expected one of {known}.{did_you_mean(group, GROUPS)} Correct it."
     if group == "recipe" and package is not None:
         # Below another key its values would stand where no check of its file looked for them.
-        yield f"{where}: found the package '{package}'; expected none, as a recipe is a whole. Remove the @ and it."
+        yield f"{where}: found the package '{package}'; expected none for a recipe. Remove the '@' and the package."
     elif package is not None and not (_PACKAGE.fullmatch(package) and package.split(".")[0] in ROOT_KEYS):
         yield f"{where}: found the package '{package}'; expected a place such as problems.x.module. Correct it."
 
@@ -303,12 +305,12 @@ def _key_faults(place: str, node: Any) -> Iterator[str]:
 def _value_faults(key: str, value: Any) -> Iterator[str]:
     if is_dangerous(key, value):
         yield (
-            f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. Remove it, or say "
+            f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. Remove it, or set "
             "it on the command line: data.download=true."
         )
     yield from boolean_faults(key, value)
     if key == "logger.mode" and value not in (None, *OFFLINE_MODES):
-        yield f"{key}: found {value!r}; expected {' or '.join(OFFLINE_MODES)} in a recipe. Say it on the command line."
+        yield f"{key}: found {value!r}; expected {' or '.join(OFFLINE_MODES)} in a recipe. Set it on the command line."
     if isinstance(value, str):
         yield from _reference_faults(key, value)
         yield from place_faults(key, value)
@@ -320,11 +322,11 @@ def _reference_faults(key: str, value: str) -> Iterator[str]:
         return
     match = _REFERENCE.fullmatch(value)
     if match is None or (match["default"] and match["resolver"] != "select"):
-        yield f"{key}: found {value!r}; expected a reference alone, such as ${{data.num_classes}}. Write the value."
+        yield f"{key}: found {value!r}; expected a single reference, such as ${{data.num_classes}}. Write the value."
     elif not match["dots"] and match["root"] not in ROOT_KEYS:
         yield f"{key}: found {value!r}; expected a reference to one of {', '.join(ROOT_KEYS)}. Correct it."
     elif "." not in key and is_container(key):
-        yield f"{key}: found {value!r}; expected its keys written out, which are checked here. Write them out."
+        yield f"{key}: found {value!r}; expected its keys written out, so that they can be checked. Write them out."
 
 
 def place_faults(key: str, value: str) -> Iterator[str]:

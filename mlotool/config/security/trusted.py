@@ -59,14 +59,14 @@ LOSS_MODULES = (
 _CALLBACKS = "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint ModelSummary RichModelSummary Timer"
 # Lightning's other callbacks: what they do that a run of several problems cannot take. What to do instead.
 _UNFIT = {
-    "BackboneFinetuning ModelPruning": "changes what an optimizer steps. Set lr: 0 for a group of the optimizer's",
-    "BatchSizeFinder LearningRateFinder": "takes steps of Lightning's own. Sweep stream.batch_size or optimizer.lr",
-    "EMAWeightAveraging StochasticWeightAveraging WeightAveraging": "copies a whole run. Write a callback of yours",
-    "GradientAccumulationScheduler": "adds up gradients of Lightning's. Set problems.<name>.accumulate_batches",
-    "LambdaCallback ThroughputMonitor": "takes functions, and YAML has none. Write a callback of yours",
+    "BackboneFinetuning ModelPruning": "changes an optimizer's parameters. Set lr: 0 for a group of parameters instead",
+    "BatchSizeFinder LearningRateFinder": "lets Lightning take steps. Sweep stream.batch_size or optimizer.lr instead",
+    "EMAWeightAveraging StochasticWeightAveraging WeightAveraging": "copies a whole run. Write your own callback",
+    "GradientAccumulationScheduler": "changes Lightning's steps. Set problems.<name>.accumulate_batches instead",
+    "LambdaCallback ThroughputMonitor": "takes functions, which YAML cannot hold. Write your own callback",
     "OnExceptionCheckpoint": "saves in the middle of a tick. Set runner.checkpoint_seconds for a newer last.ckpt",
     "RichProgressBar TQDMProgressBar": "counts chunks of ticks. Set runner.progress_bar=true, which counts ticks",
-    "SpikeDetection": "watches one loss. Write a callback of yours, whose `outputs` have '<problem>/loss'",
+    "SpikeDetection": "watches a single loss. Write your own callback, whose `outputs` have '<problem>/loss'",
 }
 # Loggers that send nothing away: a recipe may name them, while the others are the command line's.
 FILE_LOGGERS = ("pytorch_lightning.loggers.CSVLogger", "pytorch_lightning.loggers.TensorBoardLogger")
@@ -148,8 +148,8 @@ def _check_name(package: str, said: Callable[[str], str]) -> None:
     if not is_identifier(package) or not _is_foreign(package):
         top = re.split(r"[./\\]", package)[0]
         raise ConfigError(
-            f"{said(package)}: expected the top-level name of a package of yours: letters, digits and '_', and "
-            "none of Python's or of mlotool's surroundings. Write "
+            f"{said(package)}: expected the top-level name of a package of yours, of letters, digits and '_', that is "
+            "not a name of Python or of a package that mlotool uses. Write "
             f"{said(top if is_identifier(top) and _is_foreign(top) else 'mymodels')}."
         )
 
@@ -251,7 +251,7 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     name = name if not isinstance(name, str) or (name.isascii() and name.isprintable()) else ascii(name)[1:-1]
     hint = "" if kind is None else _hint(str(name), options)
     if kind == "nothing":
-        return f"{key}._target_: found '{name}'; expected plain values in this place, no node to build. Remove it."
+        return f"{key}._target_: found '{name}'; expected plain values here, not a node with a _target_. Remove it."
     short = str(name).removeprefix("pytorch_lightning.callbacks.")
     if unfit := [why for names, why in _UNFIT.items() if kind == "callback" and short in names.split()]:
         return f"{key}._target_: found '{name}', which {unfit[0]}."
@@ -302,7 +302,7 @@ def resolve(key: str, name: str) -> Any:
                 continue
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ConfigError(
-                f"{key}._target_: importing '{module}' failed{_at(error)}: {reason}; expected that it imports. "
+                f"{key}._target_: importing '{module}' failed{_at(error)}: {reason}; expected a module that imports. "
                 "Correct the module, or install what is missing."
             ) from error
         for attribute in attributes:

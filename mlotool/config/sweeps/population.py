@@ -120,8 +120,8 @@ class Population:
             is_whole = copy.settings.keys() == keys and all(map(math.isfinite, copy.settings.values()))
             if copy.member not in members or copy.source not in members or not is_whole:
                 raise ConfigError(
-                    f"resume: found a copy of job {copy.member} in {SweepFolder.POPULATION} that is none of this "
-                    "sweep's; expected what the same command has written. Leave resume out for a new sweep."
+                    f"resume: found a copy of job {copy.member} in {SweepFolder.POPULATION} that is not of this sweep; "
+                    "expected the file that the same command has written. Leave resume out for a new sweep."
                 )
 
     def is_due(self, tick: int, last_tick: int) -> bool:
@@ -245,8 +245,8 @@ def _check_searchable(plan: SweepPlan, dimension: Dimension) -> None:
     options = _searchable(plan)
     if dimension.name not in options:
         raise ConfigError(
-            f"{dimension.key}: found it with sweep=pbt, which changes settings while runs train; expected one of "
-            f"{', '.join(options) or 'none'}. Leave it out, or search it with sweep=optuna."
+            f"{dimension.key}: cannot be searched with sweep=pbt, which changes settings while runs train; expected "
+            f"one of {', '.join(options) or 'none'}. Leave it out, or search it with sweep=optuna."
         )
     if dimension.low is None:
         for choice in dimension.choices:

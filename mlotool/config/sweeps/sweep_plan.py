@@ -398,7 +398,7 @@ def _dimension(override: Override, method: str) -> Dimension:
             )
         return _interval(key, override, value)
     if key == "name":
-        raise ConfigError(f"name: found {line}; expected one name, that of the sweep's folder. Start two sweeps.")
+        raise ConfigError(f"name: found {line}; expected a single name, that of the sweep's folder. Start two sweeps.")
     choices = _choices(key, override)
     if isinstance(value, RangeSweep) and not value.shuffle and "log" not in value.tags and len(choices) > 1:
         first, second, *_ = numbers = sorted(map(float, choices))

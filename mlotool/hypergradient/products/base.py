@@ -52,7 +52,7 @@ class PairedLoss:
 
 
 def stationarity(view: LowerView, theta: Vector, inputs: Vector, scale: float = 1.0) -> list[Tensor]:
-    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter.
+    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor per parameter.
 
     Args:
         view: of the problem.
@@ -70,7 +70,7 @@ class AbstractProduct(ABC):
 
     Args:
         view: the loss.
-        theta: the point, one tensor a parameter.
+        theta: the point, one tensor per parameter.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
 
@@ -98,11 +98,11 @@ class AbstractProduct(ABC):
         return scaled(product(scaled(vector, 1.0 / length)), length / self._scale)
 
     def hessian(self, vector: Vector) -> list[Tensor]:
-        """Return `H u`, one tensor a parameter."""
+        """Return `H u`, one tensor per parameter."""
         return self._mean(self.own_hessian(vector))
 
     def push(self, directions: Vector) -> list[Tensor]:
-        """Return `M d`, one tensor a parameter, for one direction a wanted input."""
+        """Return `M d`, one tensor per parameter, for one direction per wanted input."""
         return self._mean(self.own_push(directions))
 
     @abstractmethod
@@ -115,7 +115,7 @@ class AbstractProduct(ABC):
 
     @abstractmethod
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
-        """Return `factor M^T q` of this rank's part of the batch, one tensor a wanted input; the last call.
+        """Return `factor M^T q` of this rank's part of the batch, one tensor per wanted input; the last call.
 
         A pullback hands it on as it is: the gradient that it becomes a part of is averaged as a whole.
         """
@@ -150,7 +150,7 @@ class ReverseProduct(AbstractProduct):
 
     @property
     def gradient(self) -> list[Tensor]:
-        """The gradient at the point, one tensor a parameter."""
+        """The gradient at the point, one tensor per parameter."""
         return scaled([slope.detach() for slope in self._gradient], 1.0 / (self._scale or 1.0))
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:

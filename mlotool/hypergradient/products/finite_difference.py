@@ -55,8 +55,8 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
     return 6.0 * root * (norm(point, num_tasks) / count**0.5).clamp_min(root)
 
 
-_HIDDEN = "Look for values that the loss hides: write mlotool.stop_gradient(x) in place of x.detach(), data and no_grad"
-_KINKS = "Look for kinks of the loss, such as those of ReLU, abs and clamp"
+_HIDDEN = "The loss may use detach: write mlotool.stop_gradient(x) in place of x.detach(), x.data and no_grad"
+_KINKS = "The loss may have kinks, such as those of ReLU, abs and clamp"
 
 
 def warn_of_differences(
@@ -96,8 +96,8 @@ def warn_of_differences(
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     warn_of_differences(LowerView(LowerProblem("w"), theta, loss), theta, inputs, [True], [torch.ones(1)])
-        >>> str(caught[0].message)[:79]
-        'problems.w.hypergradient: found products by finite differences that are 50% off'
+        >>> str(caught[0].message)[:83]
+        'problems.w.hypergradient: found products by finite differences with an error of 50%'
     """
     problem, traits = view.problem, view.problem.traits
     if traits.has_compared_product or problem.is_nested or is_tracing():
@@ -139,9 +139,9 @@ def warn_of_differences(
     traits.has_compared_product = bool(shares)
     for reason, share in shares.items():
         warnings.warn(
-            f"problems.{problem.name}.hypergradient: found products by finite differences that are {share:.0%} off; "
-            f"expected less than {PRODUCTS:.0%}. {reason}, or a radius that is too long. Or choose product: reverse; "
-            "`mlotool check` compares them.",
+            f"problems.{problem.name}.hypergradient: found products by finite differences with an error of "
+            f"{share:.0%}; expected less than {PRODUCTS:.0%}. {reason}; or the radius may be too large. Or choose "
+            "product: reverse; `mlotool check` compares them.",
             stacklevel=2,
         )
 

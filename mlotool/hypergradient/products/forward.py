@@ -187,12 +187,12 @@ _MOST_COMPARISONS = 8
 
 _DIFFERENT = (
     "problems.{problem}.hypergradient.product: found forward, whose product with {what} differs from that of double "
-    "backward by {error:.2g} of its size; expected the same up to rounding. Write tensor.detach() for tensor.data, "
+    "backward by {error:.2g} (relative); expected the same up to rounding. Write tensor.detach() for tensor.data, "
     "correct the jvp of your autograd.Functions, or write product: reverse."
 )
 _ELSEWHERE = (
-    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected "
-    "the same on all ranks. See the error of that one."
+    "problems.{problem}.hypergradient.product: found forward, whose products are wrong on another rank; expected right "
+    "products on all ranks. See the error of that rank."
 )
 
 
@@ -246,7 +246,7 @@ def chosen_product(setting: str, view: LowerView, theta: Vector, inputs: Vector,
         if setting != "auto":
             raise
         traits.lacks_tangents = True
-        _log.info("problems.%s.hypergradient: product auto takes reverse. %s", problem.name, error)
+        _log.info("problems.%s.hypergradient: product auto chooses reverse. %s", problem.name, error)
         return "reverse"
     return "forward"
 

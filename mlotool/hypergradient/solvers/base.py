@@ -45,14 +45,15 @@ class Status(Enum):
 
 
 class SolveResult(NamedTuple):
-    """The best vector found, with how it was found.
+    """The result of a solve: the best vector that was found, and how the solve ended.
 
     Attributes:
-        solution: approximates `H^-1 v`, one tensor a parameter.
-        status: how the solve ended, the worst over tasks; a failure is never a silent NaN.
-        num_products: Hessian-vector products used.
-        residual: `norm(H q - v) / norm(v)` if the solver knows it, with its damping added to H; the largest over tasks.
-        task_statuses: how each task's solve ended; empty without a task axis.
+        solution: approximates `H^-1 v`, one tensor per parameter.
+        status: how the solve ended; with tasks, the worst status. A failure is always reported here.
+        num_products: number of Hessian-vector products.
+        residual: `norm(H q - v) / norm(v)`, with the solver's damping added to H (with tasks, the largest); None if the
+            solver does not compute it.
+        task_statuses: how the solve of each task ended; empty without tasks.
         ending: while a gradient is traced, what differs from replay to replay: the residual (NaN where it is not
             known), the number of products and, by system, the position of its status, (2 + systems,). None else.
 
@@ -80,9 +81,9 @@ OVERFLOW = (
 NOT_FINITE: Mapping[Status, str] = {
     Status.NON_FINITE: f"NaN is returned. {OVERFLOW}",
     Status.NON_FINITE_VECTOR: (
-        "NaN is returned. The gradient of the loss of a problem above with respect to this problem's parameters is not "
-        "finite, whatever this problem's own loss is: look in the data and the loss of that one for NaN, and for log, "
-        "sqrt, norm or a division at zero."
+        "NaN is returned. The gradient of an upper problem's loss with respect to this problem's parameters is not "
+        "finite. Look in the data and the loss of that upper problem for NaN, and for log, sqrt, norm or a division at "
+        "zero."
     ),
 }
 
@@ -93,12 +94,12 @@ def with_not_finite(**failures: str) -> Mapping[Status, str]:
 
 
 class AbstractSolver(ABC):
-    """Approximates `H^-1 v` for a symmetric H that is known by its products alone: settings, which never change.
+    """Base class of solvers, which approximate `H^-1 v` for a symmetric H from Hessian-vector products `u -> H u`.
 
-    With a leading task axis H is block-diagonal: the systems are solved side by side, and none knows of another.
+    A solver holds settings only, which never change. With a leading task axis, H is block-diagonal: the systems of the
+    tasks are solved at the same time, independently of each other.
 
-    Where v, or a product with H, is not finite, the system's solution is not either: a number in its place would look
-    like a hypergradient.
+    If v or a product with H is not finite, the solution is NaN, since a finite number would look like a hypergradient.
 
     Example:
         >>> import torch
@@ -142,7 +143,7 @@ class AbstractSolver(ABC):
 
         Args:
             matvec: `u -> H u`.
-            vector: `v`, one tensor a parameter.
+            vector: `v`, one tensor per parameter.
             start: where an iterative solver begins, the last solution say; None is zero.
             view: whose H it is, for its task axis, its module and its optimizer; its inputs are bound, so that
                 `view(theta, ())` is the loss. None without any of these.
@@ -186,7 +187,7 @@ class AbstractSolver(ABC):
         return self.initial_state()
 
 
-# A float of numpy, or a tensor in float64 with one number a system: what can be said of either, not as a type.
+# A float of numpy, or a tensor in float64 with one number per system: what can be said of either, not as a type.
 Number = Any
 
 # A truth, or a tensor with one a system.
@@ -294,7 +295,7 @@ class Progress:
         return False
 
     def end_rows(self, condition: Tensor, status: Status) -> None:
-        """End the running systems by a tensor with a row a system, on any device."""
+        """End the running systems by a tensor with a row per system, on any device."""
         self.end(condition.cpu().reshape(self._shape), status)
 
     def end_not_finite(self, number: Number, status: Status = Status.NON_FINITE) -> Truth:
@@ -369,7 +370,7 @@ def end_growing(progress: Progress, first: Number, last: Number, product: Number
 
 
 class LinearSystem:
-    """`A q = v` with `A = H + damping I` before the first iteration; one system a task where there are tasks.
+    """`A q = v` with `A = H + damping I` before the first iteration; one system per task where there are tasks.
 
     Where v is very long or short, a power of two is taken out of it, which is exact: the square of a length of 1e-23
     is 0 in float32, and v would seem to be solved by zero.

@@ -10,7 +10,7 @@ from mlotool.hypergradient.solvers import base
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import add, choose, scaled
 
-_RETURNED = "An iterate before is used, or {else_} where there was none."
+_RETURNED = "The iterate before is used, or {else_} if there was none."
 _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
 _ALONG = _RETURNED.format(else_="v over the size of its own curvature")
 
@@ -18,25 +18,28 @@ _ALONG = _RETURNED.format(else_="v over the size of its own curvature")
 @target("solver")
 @dataclass(frozen=True)
 class ConjugateGradient(AbstractSolver):
-    """Solves `(H + damping I) q = v` by conjugate gradient (Hestenes & Stiefel 1952; iMAML, arXiv 1909.04630).
+    """The conjugate gradient method (CG), for a positive definite matrix.
 
-    Stops at `norm(r) <= tolerance * norm(v)`, after `max_iterations`, or where it breaks down: at a direction of
-    negative curvature, or one of none (a singular H). Then it returns the iterate before (Steihaug 1983), or, where
-    that one's residual exceeds `norm(v)`, the iterate of the least residual. The status says so, and the result is not
-    zero.
+        (H + damping I) q = v
 
-    Where the first direction, v, breaks down and there was no start, there is no iterate before. At negative curvature
-    `v (v'v / |v'Hv|)` is returned: like `H^-1 v`, it is 1/c times as long for c times H. Its norm was 2 to 10 times off
-    that of `|H|^-1 v` on random indefinite quadratics at every scale of H, where that of v was off by as much as the
-    scale; on small networks it was a hundred times nearer than v. Without a curvature to go by, v
-    itself is returned, as by Identity.
+    A solve stops at `norm(r) <= tolerance * norm(v)` for the residual r, after `max_iterations`, or at a direction
+    whose curvature is negative or zero. In the last case, of which the result's status tells and a run warns, the
+    iterate before is returned (Steihaug 1983); if its residual exceeds `norm(v)`, the iterate with the smallest
+    residual.
+
+    If the very first direction, v, has negative curvature, there is no earlier iterate, and `v (v'v / |v'Hv|)` is
+    returned: it scales with H as `H^-1 v` does. On random indefinite quadratics its norm was within a factor of 2 to 10
+    of that of `|H|^-1 v`, at every scale of H. If the curvature of v is zero, v itself is returned, as by `Identity`.
 
     Args:
-        max_iterations: of each solve.
-        tolerance: relative residual; 0 uses all iterations, or stops where the residual is exhausted.
-        damping: added to the diagonal of H.
+        max_iterations: the most iterations of a solve.
+        tolerance: relative residual at which a solve stops; 0 takes all iterations, unless rounding ends them.
+        damping: number that is added to the diagonal of H.
 
-    Cost: one product an iteration, and one for a start; four vectors of memory.
+    Cost: one Hessian-vector product per iteration, and one more for a warm start; memory of four vectors of the
+    parameters' size.
+
+    Source: Hestenes and Stiefel 1952; Rajeswaran et al. 2019, iMAML (arXiv 1909.04630).
 
     Example:
         >>> import torch
@@ -110,20 +113,24 @@ class ConjugateGradient(AbstractSolver):
 @target("solver")
 @dataclass(frozen=True)
 class NormalEquationConjugateGradient(AbstractSolver):
-    """Minimises `norm(A q - v)` for `A = H + damping I` by conjugate gradient on `A^2 q = A v` (CGLS, CGNR).
+    """Conjugate gradient on the normal equations (CGLS, CGNR), for an indefinite matrix.
 
-    Right for an indefinite H, whose curvature stops plain conjugate gradient; the residual never grows. The
-    convergence is that of the condition number squared. For a singular A it ends with a least-squares solution, and a
-    status that says so.
+        minimize norm(A q - v) over q,   A = H + damping I,   by conjugate gradient on A^2 q = A v
+
+    This also solves systems with an indefinite H, whose negative curvature stops plain conjugate gradient, and the
+    residual never grows. It converges more slowly: the condition number is squared. For a singular A it returns a
+    least-squares solution; the result's status tells, and a run warns.
 
     Args:
-        max_iterations: of each solve.
-        tolerance: relative residual `norm(A q - v) / norm(v)`; 0 uses all iterations.
-        damping: added to the diagonal of H; it shifts the spectrum, and may move an eigenvalue to zero.
+        max_iterations: the most iterations of a solve.
+        tolerance: relative residual `norm(A q - v) / norm(v)` at which a solve stops; 0 takes all iterations.
+        damping: number that is added to the diagonal of H. It shifts all eigenvalues, and may move a negative one to
+            zero.
 
-    Cost: two products an iteration, and one for a start; four vectors of memory.
+    Cost: two Hessian-vector products per iteration, and one more for a warm start; memory of four vectors of the
+    parameters' size.
 
-    Source: Hestenes & Stiefel 1952, section 10; Grazzi et al. 2020 (arXiv 2006.16218) name it in this place.
+    Source: Hestenes and Stiefel 1952, section 10; Grazzi et al. 2020 (arXiv 2006.16218) propose it for hypergradients.
 
     Example:
         >>> import torch
@@ -139,8 +146,8 @@ class NormalEquationConjugateGradient(AbstractSolver):
     uses_start = True
     failures = base.with_not_finite(
         SINGULAR=(
-            "The vector whose residual is least is used; it has no part along what H annuls. Raise damping where that "
-            "part matters."
+            "The vector with the smallest residual is used; it has no part in the null space of H. Raise damping if "
+            "that part matters."
         ),
     )
 

@@ -15,15 +15,20 @@ from mlotool.hypergradient.vector import flatten, unflatten
 @target("solver")
 @dataclass(frozen=True)
 class Exact(AbstractSolver):
-    """Builds `H + damping I` column by column and solves by LU.
+    """Builds the matrix `H + damping I` column by column, and solves with it by LU factorization.
 
-    A matrix that is singular up to rounding gives the least-squares solution of least norm, with a status that says so.
+        q = (H + damping I)^-1 v
+
+    If the matrix is singular up to rounding, the least-squares solution of least norm is returned; the result's status
+    tells, and a run warns.
 
     Args:
-        damping: added to the diagonal.
-        max_parameters: refuses problems with more (a task), since the matrix has their square.
+        damping: number that is added to the diagonal of H.
+        max_parameters: the most parameters of a problem (with `tasks`, of a task); the matrix has the square of this
+            number of entries. A problem with more is an error.
 
-    Cost: p products and p^2 memory for p parameters; p products and n p^2 memory for n tasks of p each.
+    Cost: p Hessian-vector products and p^2 numbers of memory for p parameters; for n tasks of p parameters each, p
+    products and n p^2 numbers.
 
     Example:
         >>> import torch
@@ -36,7 +41,7 @@ class Exact(AbstractSolver):
 
     failures = base.with_not_finite(
         SINGULAR=(
-            "The least-squares solution of least norm is used: it has no part along what H annuls. Raise damping where "
+            "The least-squares solution of least norm is used: it has no part in the null space of H. Raise damping if "
             "that part matters."
         ),
     )

@@ -18,22 +18,26 @@ _LOST = 1e3
 @target("solver")
 @dataclass(frozen=True)
 class FixedPoint(AbstractSolver):
-    """Repeats `q <- q - a (H q - v)`, with `a = step_size` (Richardson's iteration).
+    """Fixed-point (Richardson) iteration.
 
-    From zero, K iterations are the Neumann series of K terms. From the last pullback's q (`warm_start`), a single one
-    is SOBA's step on the linear system, though at the new theta and with the new q in the gradient of x, where SOBA
-    takes all three directions at the old ones: the fixed point is the same, the iterates are not.
+        q <- q - a (H q - v),   a = step_size
 
-    Converges for `0 < a < 2 / lambda_max(H)` and a positive definite H; the error shrinks by `norm(I - a H)` an
-    iteration. Where the residual grows, or that of the start is a thousand times that of zero, a status says that it
-    diverges; the last iterate is returned.
+    From zero, K iterations are the Neumann series of K terms. With `warm_start` and one iteration, this is SOBA's step
+    on the linear system. SOBA computes its steps of theta, q and x at the old values of all three; here theta steps
+    first, then q at the new theta, and the gradient of x uses the new q. The fixed point is the same.
+
+    Converges for a positive definite H and `0 < a < 2 / lambda_max(H)`; each iteration multiplies the error by at most
+    `norm(I - a H)`. If the residual grows, or if the residual of the start is a thousand times that of zero, the
+    result's status tells, and a run warns, that the iteration diverges; the last iterate is returned.
 
     Args:
-        num_iterations: of each solve, at most.
+        num_iterations: the most iterations of a solve.
         step_size: `a`.
-        tolerance: stops at `norm(H q - v) <= tolerance * norm(v)`; 0 takes all iterations, and measures nothing.
+        tolerance: relative residual; a solve stops at `norm(H q - v) <= tolerance * norm(v)`. With 0, it takes all
+            iterations and measures no residual.
 
-    Cost: a product an iteration, but none for the first one from zero; two vectors of memory.
+    Cost: one Hessian-vector product per iteration (none for the first one from zero); memory of two vectors of the
+    parameters' size.
 
     Source: Grazzi et al. 2020 (arXiv 2006.16218); SOBA: Dagreou et al. 2022 (arXiv 2201.13409).
 
@@ -50,10 +54,10 @@ class FixedPoint(AbstractSolver):
     is_polynomial = True
     uses_start = True
     failures = base.with_not_finite(
-        DIVERGED="The last iterate is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        DIVERGED="The last iterate is used. Lower step_size below 2 / (largest eigenvalue of H).",
         NEGATIVE_CURVATURE=(
-            "The iteration leads away along it whatever the step_size; the last iterate is used. Lower num_iterations, "
-            "or use hypergradient=normal_cg."
+            "The iteration diverges in that direction for any step_size; the last iterate is used. Lower "
+            "num_iterations, or use hypergradient=normal_cg."
         ),
         NON_FINITE=f"NaN is returned. Lower step_size. {base.OVERFLOW}",
     )

@@ -11,15 +11,18 @@ from mlotool.hypergradient.vector import scaled
 @target("solver")
 @dataclass(frozen=True)
 class Identity(AbstractSolver):
-    """`q = step_size * v`: H is taken for the identity over `step_size`.
+    """Approximates H by a multiple of the identity matrix.
+
+        q = step_size * v,   as if H = I / step_size
 
     With the finite-difference product this is the update of DARTS (Liu et al. 2019, Eq. 7), which Betty calls
     AID-FD; with the reverse product it is the one-step truncation T1-T2 (Luketina et al. 2016).
 
     Args:
-        step_size: the factor; with a lower learning rate here it is the gradient through one SGD step.
+        step_size: the factor. With the learning rate of the lower problem, the result is the gradient through one SGD
+            step.
 
-    Cost: no product.
+    Cost: no Hessian-vector product.
 
     Example:
         >>> import torch

@@ -24,23 +24,32 @@ from mlotool.spaces.shared.shared_space import SharedSpace
 @target("solver")
 @dataclass(frozen=True)
 class KFAC(AbstractSolver):
-    """`q = (G + damping I)^-1 v` for the generalized Gauss-Newton matrix G of a network, or its Kronecker factors.
+    """The Gauss-Newton matrix in place of the Hessian: K-FAC, EKFAC, or the matrix itself.
 
-    G belongs to the mean loss of `module(batch[input_key])` against `batch[target_key]`, whatever else the problem's
-    own loss holds (weights per sample, a decay): it approximates H by its largest part. It is positive semidefinite.
+        q = (G + damping I)^-1 v
+
+    G is the generalized Gauss-Newton matrix of the network, or its approximation by Kronecker factors.
+
+    G is that of the mean loss of `module(batch[input_key])` against `batch[target_key]`. Other parts of the problem's
+    loss, such as weights per sample or a weight decay, are left out: G approximates the largest part of H. It is
+    positive semidefinite.
 
     Args:
-        damping: added to the diagonal.
-        kind: "kfac" (a Kronecker product a layer), "ekfac" (its eigenvalues corrected), or "ggn" (G itself, inverted by
-            conjugate gradient; needs no extra).
-        loss: "cross_entropy" or "mean_squared_error".
-        input_key: of the batch, what the module is called with.
-        target_key: of the batch, the targets.
-        max_iterations: of "ggn".
-        tolerance: of "ggn", the relative residual.
+        damping: number that is added to the diagonal of G.
+        kind: "kfac" (one Kronecker product per layer), "ekfac" (K-FAC with corrected eigenvalues), or "ggn" (G itself,
+            inverted by conjugate gradient). The first two need the extra `curvature`.
+        loss: the loss that G belongs to: "cross_entropy" or "mean_squared_error".
+        input_key: key of the batch for the module's input.
+        target_key: key of the batch for the targets.
+        max_iterations: for "ggn", the most iterations of conjugate gradient.
+        tolerance: for "ggn", the relative residual at which conjugate gradient stops.
 
-    Cost: "kfac", "ekfac": a backward pass an output, and the eigenvalues of each layer's two factors; a copy of the
-    module. "ggn": about three gradients an iteration. No Hessian-vector product.
+    Raises:
+        ConfigError: for "kfac" and "ekfac", the extra `curvature` is not installed, or a trained parameter is in a
+            layer other than Linear and Conv2d; the batch lacks a key; or the problem has `tasks`.
+
+    Cost: no Hessian-vector product. "kfac" and "ekfac": one backward pass per output of the module, the eigenvalues of
+    two factors per layer, and a copy of the module. "ggn": about three gradients per iteration.
 
     Source: Martens & Grosse 2015 (arXiv 1503.05671); George et al. 2018 (arXiv 1806.03884); the factors by curvlinops.
 
@@ -60,8 +69,8 @@ class KFAC(AbstractSolver):
     is_differentiable = False
     failures = base.with_not_finite(
         # G + damping I is positive definite but for rounding.
-        NEGATIVE_CURVATURE="An iterate before, or a step along v, is used. Raise damping.",
-        SINGULAR="An iterate before, or a step along v, is used. Raise damping.",
+        NEGATIVE_CURVATURE="The iterate before, or a step along v, is used. Raise damping.",
+        SINGULAR="The iterate before, or a step along v, is used. Raise damping.",
     )
 
     def check(self, problem: str, num_tasks: int | None) -> None:
@@ -82,9 +91,9 @@ class KFAC(AbstractSolver):
                 result = self._invert(module, data, [tensor.detach() for tensor in vector], view)
         except NotImplementedError as error:
             raise ConfigError(
-                f"problems.{view.problem.name}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
-                f"factors for ({error}); expected every trained parameter in a Linear or Conv2d layer. "
-                "Set kind: ggn, or freeze the others."
+                f"problems.{view.problem.name}.hypergradient.solver: KFAC(kind={self.kind!r}) found a module without "
+                f"factors ({error}); expected every trained parameter in a Linear or Conv2d layer. Set kind: ggn, or "
+                "freeze the others."
             ) from error
         finally:
             random.restore()
@@ -113,7 +122,7 @@ class KFAC(AbstractSolver):
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
         key = f"problems.{view.problem.name}"
         is_one = not isinstance(view.problem.module, SharedSpace)
-        expected = "a module that is one model with KFAC, as a shared space's curvature is that of all paths"
+        expected = "a single model with KFAC, as the curvature of a shared space is that of all its paths"
         require(is_one, f"{key}.module", view.problem.module, expected, "Write hypergradient: cg.")
         parts = view.own_batch if isinstance(view.own_batch, dict) else {}
         inputs, targets = parts.get(self.input_key), parts.get(self.target_key)

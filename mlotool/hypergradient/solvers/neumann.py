@@ -11,20 +11,25 @@ from mlotool.hypergradient.vector import add, dot, scaled
 @target("solver")
 @dataclass(frozen=True)
 class Neumann(AbstractSolver):
-    """`q = a * sum over k < num_terms of (I - a H)^k v`, with `a = step_size`.
+    """A truncated Neumann series.
 
-    Converges to `H^-1 v` for `0 < a < 2 / lambda_max(H)`; the error is `(I - a H)^num_terms H^-1 v`. Lorraine et
-    al. 2020 (arXiv 1911.02590), Eq. 8. `num_terms=1` is `Identity(step_size)`.
+        q = a * sum over k < num_terms of (I - a H)^k v,   a = step_size
+
+    The series converges to `H^-1 v` for a positive definite H and `0 < a < 2 / lambda_max(H)`; the error is `(I - a
+    H)^num_terms H^-1 v`. `num_terms=1` is `Identity(step_size)`. With the learning rate of the lower problem for `a`,
+    the series is the gradient through the last num_terms SGD steps.
 
     Args:
-        num_terms: terms of the series.
-        step_size: `a`; the lower learning rate is the usual choice.
+        num_terms: number of terms of the series.
+        step_size: `a`; usually the learning rate of the lower problem.
 
-    Where the last term is longer than the first, more terms lead away from `H^-1 v`. A status says so: that the step is
-    too large, or (from twice the length on) that the curvature is negative. The series is returned all the same: with
-    the lower learning rate for `a` it is the gradient through num_terms steps.
+    If the last term is longer than the first, more terms lead away from `H^-1 v`. The result's status then tells, and a
+    run warns, that the step size is too large, or that the curvature is negative (from twice the length on). The series
+    is still returned.
 
-    Cost: `num_terms - 1` products; three vectors of memory.
+    Cost: `num_terms - 1` Hessian-vector products; memory of three vectors of the parameters' size.
+
+    Source: Lorraine et al. 2020 (arXiv 1911.02590), equation 8.
 
     Example:
         >>> import torch
@@ -37,9 +42,9 @@ class Neumann(AbstractSolver):
     is_traceable = True
     is_polynomial = True
     failures = base.with_not_finite(
-        DIVERGED="The truncated series is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        DIVERGED="The truncated series is used. Lower step_size below 2 / (largest eigenvalue of H).",
         NEGATIVE_CURVATURE=(
-            "Its terms grow along it whatever the step_size; the truncated series is used. Lower num_terms, or use "
+            "The terms grow in that direction for any step_size; the truncated series is used. Lower num_terms, or use "
             "hypergradient=normal_cg."
         ),
         NON_FINITE=f"NaN is returned. Lower step_size. {base.OVERFLOW}",

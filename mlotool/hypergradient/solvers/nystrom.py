@@ -18,32 +18,38 @@ MAX_RANK = 10_000
 # Share of the solution that is estimated to be wrong, from which on a status says so.
 _WRONG = 0.5
 
-_RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
+_RETURNED = "v is divided by rho in all directions that the columns of H do not capture, so q may be far too long."
 
 
 @target("solver")
 @dataclass(frozen=True)
 class Nystrom(AbstractSolver):
-    """`q = (H_r + rho I)^-1 v`, with `H_r = C W^+ C^T` from r random columns C of H and the rows W of C at these.
+    """The Nystrom method: a low-rank approximation of H from some of its columns.
 
-    For a positive semidefinite H, with `E = H - H_r` and 2-base.norms (Frangella et al. 2021, arXiv 2110.02820),
+        q = (H_r + rho I)^-1 v,   H_r = C W^+ C^T
+
+    C are r random columns of H, and W those rows of C that have the same indices.
+
+    For a positive semidefinite H, with `E = H - H_r` and 2-norms (Frangella et al. 2021, arXiv 2110.02820),
 
         norm((H_r + rho I)^-1 - (H + rho I)^-1) <= norm(E) / (rho (rho + norm(E))),   0 <= E <= H,
         norm((H + rho I)^-1 - H^-1) = rho / (lambda_min (lambda_min + rho)).
 
-    In place of Woodbury's formula, which cancels for a small rho, H_r is diagonalised: with `W = U S U^T` and a thin
-    `C U S^(-1/2) = Y`, `q = Y's left singular part / (sigma^2 + rho) + the rest / rho`. Negative eigenvalues of W are
-    left out, with a status that says so: those directions are treated as what the columns miss, and `v` along both is
-    divided by rho. A last product measures `norm((H + rho I) q - v) / norm(v)`; a status tells where it is
-    above 1, or where half of q is estimated to be wrong: v may hide it along large eigenvalues.
+    Woodbury's formula suffers from cancellation for a small rho. H_r is diagonalized instead: with `W = U S U^T`, `Y =
+    C U S^(-1/2)` and the singular values sigma of Y, the part of v in the span of Y's left singular vectors is divided
+    by `sigma^2 + rho`, and the rest by rho. Negative eigenvalues of W are left out, so that v along these directions is
+    divided by rho too; the result's status then tells, and a run warns. One more product measures the relative residual
+    `norm((H + rho I) q - v) / norm(v)`. The status also tells if it is above 1, or if half of q is estimated to be
+    wrong, which a residual may not show for v along large eigenvalues.
 
     Args:
-        rank: r, columns; of smaller problems all.
-        rho: added to the diagonal.
-        seed: of the columns. Each solve of a program draws new ones, by a generator of its own; tasks share them.
-            `solve` alone draws the first ones.
+        rank: r, the number of columns; problems with fewer parameters use all columns.
+        rho: number that is added to the diagonal.
+        seed: seed of the choice of columns. Each solve of a program draws new columns, by its own generator; tasks
+            share them. Calling `solve` directly draws the first ones each time.
 
-    Cost: r + 1 products; r vectors of memory; r^2 p operations.
+    Cost: r + 1 Hessian-vector products and r^2 p operations for p parameters; memory of r vectors of the parameters'
+    size.
 
     Source: Hataya & Yamada 2023 (arXiv 2302.09726).
 
@@ -64,14 +70,14 @@ class Nystrom(AbstractSolver):
     )
 
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
-        """Return the product of the inverse with `v`, by the first columns."""
+        """Return q, from the first columns that the seed draws."""
         return self.solve_from(0, matvec, vector, start=start, view=view)[0]
 
     @numpy.errstate(all="ignore")
     def solve_from(
         self, state: int, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None
     ) -> tuple[SolveResult, int]:
-        """Return the same by the next columns, and how often columns were drawn, which is the state."""
+        """Return q, from the next columns, and the new state: how often columns were drawn."""
         num_tasks = base.tasks_of(view)
         rows = flatten(vector, num_tasks)
         # A generator made anew: what is drawn depends on the seed and the number of the solve alone.

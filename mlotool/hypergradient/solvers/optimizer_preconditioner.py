@@ -14,13 +14,19 @@ from mlotool.problem.interface import LowerView
 @target("solver")
 @dataclass(frozen=True)
 class OptimizerPreconditioner(AbstractSolver):
-    """`q = (du/dg)^T v` for the optimizer's next update `theta <- theta - u(g)` at the current gradient g (SAMA).
+    """The optimizer's update rule in place of the inverse Hessian (SAMA).
 
-    H is taken for the identity and the optimizer adapts it: `lr v` for SGD, and for Adam nearly `v` over the root of
-    the second moment. The Jacobian is that of the problem's own pure step, its clipping, momentum and schedule
-    included, so that it holds for each optimizer that has one (SGD, Adam, AdamW).
+        q = (du/dg)^T v   for the optimizer's next update theta <- theta - u(g) at the current gradient g
 
-    Cost: no product; a gradient (none for SGD without clipping, whose step is linear in it), an optimizer step back.
+    For SGD q is `lr v`; for Adam it is nearly `v` divided by the root of the second moment. du/dg is the Jacobian of
+    the problem's own optimizer step, including clipping, momentum and learning-rate schedule. Supported are SGD, Adam
+    and AdamW.
+
+    Cost: no Hessian-vector product; one gradient (none for SGD without clipping, whose step is linear in the gradient)
+    and the backward pass of one optimizer step.
+
+    Raises:
+        ConfigError: the problem's optimizer is not supported, or the solver is not used inside `Implicit`.
 
     Source: Choe et al. 2023 (arXiv 2310.05674).
 

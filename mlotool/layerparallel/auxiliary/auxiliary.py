@@ -40,75 +40,78 @@ class _LastStageElsewhere(BaseException):
 @target("parallel")
 @dataclass(eq=False, repr=False)
 class Auxiliary(AuxiliarySettings, AbstractParallel):
-    """Cuts the module into K stages that run at the same time, each from an auxiliary variable lambda_k.
+    """Layer-parallel training: K stages of the module run at the same time, each from an auxiliary variable lambda_k.
 
         min over theta, lambda of
         phi(X^{K-1}) + sum_k c (beta norm(lambda_k - X^{k-1})^2 - <kappa_k, lambda_k - X^{k-1}>)
 
-    X^k is where stage k ends if it begins at lambda_k (lambda_0 is the input). Each stage steps along its own loss:
-    `c (beta norm(lambda_{k+1} - X^k)^2 + <kappa_{k+1}, X^k>)`, the last one phi, the problem's loss. Then
+    X^k is the output of stage k for the input lambda_k (lambda_0 is the module's input). Each stage takes a step along
+    its own loss `c (beta norm(lambda_{k+1} - X^k)^2 + <kappa_{k+1}, X^k>)`; for the last stage this is phi, the
+    problem's loss. Then
 
         lambda_k <- lambda_k - eta (c (2 beta (lambda_k - X^{k-1}) - kappa_k) + d(loss of stage k)/d lambda_k)
         kappa_k  <- kappa_k - 2 beta (lambda_k - X^{k-1})
 
-    Evaluation and hypergradients see the serial network. lambda, kappa and the networks below are training state: no
-    part of theta, and in every checkpoint.
+    Evaluation and hypergradients use the serial network. lambda, kappa and the auxiliary networks are part of the
+    training state and of every checkpoint, but not of theta.
 
-    The batch's `index` says which samples it has; stored variables of a sample that is seen for the first time are
-    those of a serial pass. Random augmentation needs networks, or a finite number of `copies` of each sample.
-    BatchNorm normalises by lambda's statistics while it trains; its running ones, which evaluation uses, are those of
-    the stages' passes as well, unless `recalibrate` collects them from serial passes.
+    Stored variables need the batch's `index`, which identifies its samples; a sample that is seen for the first time
+    gets the variables of a serial pass. With random augmentation, choose auxiliary networks, or a finite number of
+    `copies` of each sample. In training, BatchNorm normalizes by the statistics for lambda. Its running statistics,
+    which evaluation uses, come from the stages too, unless `recalibrate` collects them from serial passes.
 
     Args:
-        stages: K; 1 is backpropagation.
-        cut: names of the layers or groups of layers that begin the stages 1 .. K-1. None balances counted operations,
-            the same in each run; `measured` the times of the first batch on this machine. How well the stages are
-            balanced is said at the first step, with a warning where the longest takes 1.3 of the mean.
+        stages: K, the number of stages; 1 is backpropagation.
+        cut: names of the layers, or groups of layers, with which the stages 1 .. K-1 begin. None balances the numbers
+            of operations, equally in each run; `measured` balances the times of the first batch on this machine. The
+            first step reports how well the stages are balanced, with a warning if the longest takes 1.3 times the mean.
         method: `penalty` (kappa = 0), or `lagrangian`.
-        variables: `stored` by sample; `auxnet`, lambda_{k+1} = AuxNet_k(lambda_k), or `recursive`,
-            lambda_k = ReAuxNet_k(X_0), networks that learn to give the corrected variables.
-        auxnet: a smaller module with the same inputs, of which parts are taken where its states have the shapes at the
-            cuts (the paper's ResNet-20 for a ResNet-110); None thins out copies of the stages.
-        auxnet_blocks: of a thinned copy, how many blocks that keep the shape remain.
-        auxnet_lr: step size of these networks, once a batch: a number, or {start, factor, every, maximum}, as of beta.
-            Let it fall as the problem's own rate does, so that stages and variables meet at the end.
+        variables: `stored`: one variable per sample and interface; `auxnet`: lambda_{k+1} = AuxNet_k(lambda_k);
+            `recursive`: lambda_k = ReAuxNet_k(X_0). The auxiliary networks learn to predict the corrected variables.
+        auxnet: a smaller module with the same inputs (in the paper, a ResNet-20 for a ResNet-110), which is cut where
+            its states have the shapes at the stages' cuts; the parts are the auxiliary networks. None uses copies of
+            the stages with fewer blocks.
+        auxnet_blocks: how many blocks that keep the shape such a copy has.
+        auxnet_lr: learning rate of the auxiliary networks: a number, or {start, factor, every, maximum}, as for beta.
+            Let it fall together with the problem's own learning rate, so that stages and variables agree at the end.
         auxnet_optimizer: `sgd` or `adam`.
-        auxnet_gradient: from what the networks of `auxnet` learn. `local` is the paper's: AuxNet_{k-1} from what stage
-            k makes of lambda_k. `chain`: also from what AuxNet_k makes of it, whose derivative goes back from network
-            to network, so that stages and networks follow the gradient of one objective (where the rates of all
-            interfaces are equal, and `lambda_steps` is 1). It is more accurate between three stages or more; the
-            backward passes of the networks wait for each other, as the forward ones do. Networks of `recursive` and
-            those between two stages have the whole gradient by either.
-        distillation_steps: steps of the networks a batch.
-        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps; or a list of
-            K-1 of these, one for each interface. A larger one binds the stages closer and makes their local losses
-            steeper: lower their learning rate with it.
+        auxnet_gradient: the gradient for the networks of `auxnet`. `local`, as in the paper: AuxNet_{k-1} learns from
+            the loss of stage k at lambda_k. `chain`: it also learns through AuxNet_k, so that derivatives pass back
+            from network to network, and stages and networks follow the gradient of one objective (if the rates of all
+            interfaces are equal, and `lambda_steps` is 1). `chain` is more accurate with three stages or more, but the
+            backward passes of the networks wait for each other, as the forward passes do. With two stages, or with
+            `recursive`, both are the same.
+        distillation_steps: number of steps of the auxiliary networks per batch.
+        beta: the penalty coefficient: a number, or {start, factor, every, maximum}, which is multiplied by `factor`
+            every `every` steps; or a list of K-1 of these, one for each interface. A larger beta couples the stages
+            more tightly and makes their losses steeper, so lower the learning rate with it.
         reduction: c is 1 over the number of elements (`mean`), or 1 (`sum`).
-        lambda_rate: eta as a multiple of 1 / (2 c beta), the step that solves the stationarity of lambda (eq. 17) for
-            the slope at hand; or a list of K-1, one for each interface. `auto` is 1 / (1 + curvature), which is stable
-            while the curvature stays: that of the stage's own loss, relative to the penalty's, is estimated every 20
-            steps. With a penalty
-            behind the stage it is the largest eigenvalue of J^T J, of the stage's Jacobian J. None is 1, and 0.5 for
-            stored variables with a penalty behind their stage too, which overshoot by whole steps.
-        lambda_steps: steps of lambda at each visit; each after the first takes a pass of the stage more.
-        lambda_lr: eta itself, in place of `lambda_rate`.
-        multiplier_rule: `exact`, 2 beta, or `paper`, eta / (2 beta) as it is printed, which is the inverse.
+        lambda_rate: eta as a multiple of 1 / (2 c beta), the step to the stationary lambda (eq. 17) for the current
+            slope; or a list of K-1 of these, one for each interface. `auto` is 1 / (1 + curvature): the curvature of
+            the stage's loss relative to that of the penalty, estimated every 20 steps; for a stage that ends with a
+            penalty, it is the largest eigenvalue of J^T J, with the stage's Jacobian J. None is 1; or 0.5 for stored
+            variables whose stage ends with a penalty too, where whole steps overshoot.
+        lambda_steps: number of steps of lambda per batch; each step after the first takes one more pass of the stage.
+        lambda_lr: eta itself, instead of `lambda_rate`.
+        multiplier_rule: the step size of kappa. `exact`: 2 beta; `paper`: eta / (2 beta), as printed in the paper,
+            which is the inverse.
         noise: standard deviation of Gaussian noise on lambda.
-        copies: augmented copies of each sample, for stored variables; the batch then has a `copy` beside its `index`
-            (`data.augment` is that number).
-        recalibrate: steps between two serial passes that collect BatchNorm's running statistics; 0 leaves that to the
-            stages' passes.
-        table_device: where stored variables are kept; None is where the module is.
-        processes: run each stage in a process of its own, where there are several: rank = part * stages + stage, with
-            as many parts of the batch as there are ranks for every stage. One rank runs all stages, and warns.
-        streams: in one process on a GPU, whether each stage has a CUDA stream of its own.
-        record: batches whose times are recorded.
+        copies: for stored variables, the number of augmented copies of each sample. Set `data.augment` to the same
+            number; the batch then has `copy` beside `index`.
+        recalibrate: number of steps between two serial passes that collect BatchNorm's running statistics; 0: they come
+            from the stages' passes.
+        table_device: the device of the stored variables; None: that of the module.
+        processes: whether each stage runs in its own process, with rank = part * stages + stage. If there are several
+            ranks per stage, they share the batch. A single process runs all stages, and warns.
+        streams: in one process on a GPU, whether each stage has its own CUDA stream.
+        record: number of batches whose times are recorded.
 
     Raises:
         ConfigError: a setting is out of range, or settings do not go together.
 
-    Cost: a step is the forward and backward pass of a stage, with as many processes as stages, plus that of an AuxNet.
-    Stored variables are a state a sample and interface, and the same again for multipliers.
+    Cost: with one process per stage, a step takes the time of the forward and backward pass of one stage and of one
+    auxiliary network. Stored variables take the memory of one state per sample and interface, and multipliers as much
+    again.
 
     Source: Sun et al. 2021, Layer-Parallel Training of Residual Networks with Auxiliary-Variable Networks
     (arXiv 2112.05387).
@@ -161,7 +164,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         """Refuse stored variables of samples that come in another form each time."""
         is_finite = hasattr(getattr(dataset, "augmentation", None), "num_copies")
         is_new = getattr(dataset, "seeded", False) and not is_finite
-        expected = "networks for data that are augmented anew each time"
+        expected = "auxiliary networks for data with random augmentation"
         advice = f"Set {self.key}.variables=auxnet, or data.augment and {self.key}.copies to a number of copies."
         is_right = not (is_new and self.is_stored and self.stages > 1)
         require(is_right, f"{self.key}.variables", self.variables, expected, advice)

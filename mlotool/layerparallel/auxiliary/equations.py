@@ -1,4 +1,4 @@
-"""What binds neighbouring stages: penalties, multipliers and their steps, as pure functions of tensors."""
+"""What binds neighboring stages: penalties, multipliers and their steps, as pure functions of tensors."""
 
 import torch
 from torch import Tensor

@@ -469,7 +469,7 @@ class Team:
             loss_at: the loss where the last stage begins at another point; None: its variables move once.
 
         Returns:
-            One tensor a parameter; None for those of other processes' stages.
+            One tensor per parameter; None for those of other processes' stages.
         """
         by_stage = self._each(lambda worker: self._backward(worker, loss, theta))
         self._each(lambda worker: worker.correct(step, loss_at))

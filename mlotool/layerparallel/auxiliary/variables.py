@@ -1,6 +1,6 @@
 """What a stage needs of a step and of its auxiliary variables, whether a table keeps them or networks give them.
 
-One object a stage. Interface k lies between the stages k - 1 and k; lambda_k is where stage k begins.
+One object per stage. Interface k lies between the stages k - 1 and k; lambda_k is where stage k begins.
 """
 
 import copy
@@ -406,7 +406,7 @@ class StageStep:
         return bounds(size, replica, self.num_replicas)[0], size
 
     def blank(self, interface: int) -> Tensor:
-        """Return an uninitialised state at an interface, (s, ...)."""
+        """Return an uninitialized state at an interface, (s, ...)."""
         return torch.empty((self.size, *self.shapes[interface - 1]), dtype=self.dtype, device=self.device)
 
 
@@ -485,7 +485,7 @@ class AbstractVariables(ABC):
     Args:
         number: k, of the stage.
         settings: how the stages are trained.
-        transport: to and from the neighbours.
+        transport: to and from the neighbors.
         seed: of the noise on auxiliary variables.
 
     Attributes:
@@ -511,7 +511,7 @@ class AbstractVariables(ABC):
 
     @abstractmethod
     def prepare(self, step: StageStep) -> None:
-        """Find lambda_k and keep it as `own`; send the neighbours what they need."""
+        """Find lambda_k and keep it as `own`; send the neighbors what they need."""
 
     @abstractmethod
     def target(self) -> tuple[Tensor, Tensor | None]:
@@ -644,7 +644,7 @@ class StoredVariables(AbstractVariables):
     Args:
         number: k, of the stage.
         settings: how the stages are trained.
-        transport: to and from the neighbours.
+        transport: to and from the neighbors.
         seed: of the noise on auxiliary variables.
 
     Source: Sun et al. 2021, arXiv 2112.05387, eq. 23, 24.
@@ -833,7 +833,7 @@ class ChainVariables(_AbstractNetworkVariables):
     Args:
         number: k, of the stage.
         settings: how the stages are trained.
-        transport: to and from the neighbours.
+        transport: to and from the neighbors.
         seed: of the noise on auxiliary variables.
         network: AuxNet_k; None for the last stage.
 
@@ -901,7 +901,7 @@ class RecursiveVariables(_AbstractNetworkVariables):
     Args:
         number: k, of the stage.
         settings: how the stages are trained.
-        transport: to and from the neighbours.
+        transport: to and from the neighbors.
         seed: of the noise on auxiliary variables.
         network: ReAuxNet_k; None for the first stage.
 

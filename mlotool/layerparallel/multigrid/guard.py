@@ -152,7 +152,7 @@ class AbstractGuard(ABC):
         if self._plans is None:
             self._plans = self._make_plans()
             if not self._plans:
-                _warn("no cycles evaluate fewer layers one after the other than a serial pass does here")
+                _warn("no number of cycles has fewer sequential layers than a serial pass")
         return self._plans
 
     @property
@@ -234,7 +234,7 @@ class Guard(AbstractGuard):
             act = "the layers run serially from now on. Set more cycles, a smaller coarsening, or FCF relaxation."
         else:
             self.left = 1
-            act = f"from now on there are {self.extra_cycles} more cycles than set. Set more if this is the rule."
+            act = f"from now on there are {self.extra_cycles} more cycles than set. Set more if this happens often."
         fault = f"The multigrid gradient was {self.bias:.2g} (relative) from the serial one"
         warnings.warn(f"{fault}, more than guard_threshold={self.threshold:g}: {act}", stacklevel=2)
 
@@ -295,7 +295,7 @@ class Choice(AbstractGuard):
             tested = some[: some.index(self._index) + 1] if self._index in some else some
             self.tried = tested[-1] + 1 if tested else self.tried
         if self._index is None and (before is not None or self.is_new):
-            _warn(f"of {len(self.plans)} plans none is within guard_threshold={self.threshold:g} of the gradient")
+            _warn(f"none of {len(self.plans)} plans has a gradient within guard_threshold={self.threshold:g}")
         # The first gradients say least of those to come.
         self.left = max(1, self.every // SOONER) if self.is_new else self.every
         self.is_new = False

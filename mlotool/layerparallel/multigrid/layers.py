@@ -94,7 +94,7 @@ def check_state(name: str, state: Tensor, moved: Any, version: int | None = None
         tensor([0., 0.])
     """
     if not isinstance(moved, Tensor):
-        fault, advice = f"returned {kind_of(moved)}", "Return the state after it alone"
+        fault, advice = f"returned {kind_of(moved)}", "Return only the state after the layer"
     elif version is not None and state._version != version:
         fault, advice = "changed the state that it was given", "Write u = u + x in place of u.add_(x) or u += x"
     elif moved.shape != state.shape:
@@ -113,7 +113,7 @@ class Linearised:
 
     Args:
         evaluate: the layers, many of them in one call.
-        states: `states(layers)`, the states (k, b, ...) at which k layers are linearised.
+        states: `states(layers)`, the states (k, b, ...) at which k layers are linearized.
 
     Example:
         >>> states = torch.ones(3, 1, 1)
@@ -392,7 +392,7 @@ def check_pure(
             fault, advice = "draws random numbers of Python's or numpy's", "Draw them by torch"
         else:
             continue
-        raise ConfigError(f"parallel.part: layer {n} {fault}, which multigrid misses. {advice}.")
+        raise ConfigError(f"parallel.part: layer {n} {fault}, which multigrid would miss. {advice}.")
 
 
 def _sources(tensor: Tensor) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
 """A run of residual layers whose forward and backward are multigrid solves.
 
 States, adjoints and tangents are autograd functions, each with a backward that is made of the others. With `A` the
-linearised system `(A v)^0 = v^0`, `(A v)^{n+1} = v^{n+1} - Phi_n' v^n`, and theta the parameters:
+linearized system `(A v)^0 = v^0`, `(A v)^{n+1} = v^{n+1} - Phi_n' v^n`, and theta the parameters:
 
     states U(u0, theta)            dU = A^-1 (du0, dPhi/dtheta dtheta)
     adjoints w = A^-T g            dw = A^-T (dg + d(Phi'^T) w)
@@ -49,33 +49,33 @@ class MultigridSettings:
     """The settings that `Multigrid` and `MultigridResidual` share.
 
     Args:
-        coarsening: one factor c for all levels, or one from each level to the next; the last chunk may be shorter.
-            None is 4, or less where there are fewer than 8 layers, and with `cycles="auto"` any.
-        levels: at most so many, the finest included; None for all.
+        coarsening: the coarsening factor c, one for all levels or a list with one for each step to a coarser level; the
+            last chunk of layers may be shorter. None: 4, or less for fewer than 8 layers; any with `cycles="auto"`.
+        levels: the most levels, including the finest; None: as many as possible.
         relaxation: "F" or "FCF".
-        cycles: of the forward solve (m1), at most; or "auto": the cheapest number of cycles and coarsening whose bias
-            is within guard_threshold, with at most guard_max_cycles cycles, and serial passes where none is cheaper
-            than these (see `Choice`).
-        backward_cycles: of the backward solve (m2); None is the same.
-        tolerance: ends the forward cycles at a residual of at most this times the first one; None takes all.
-        backward_tolerance: the same backward.
+        cycles: the most cycles of the forward solve (m1). "auto" chooses the cheapest number of cycles and coarsening
+            whose gradient has a bias of at most guard_threshold, with at most guard_max_cycles cycles, or serial passes
+            if these are cheaper (see `Choice`).
+        backward_cycles: the most cycles of the backward solve (m2); None: as `cycles`.
+        tolerance: the forward cycles end at a residual of at most this times the first one; None takes all cycles.
+        backward_tolerance: the same for the backward cycles.
         cycle: "V" or "F".
-        nested: start from the coarser grids.
-        warm_start: each sample starts from its states and adjoints of its last solve.
-        guard_every: compare every so many gradients with the serial one, see `Guard`; 0 never does. None is 0, and
-            100 with `cycles="auto"`.
-        guard_threshold: largest relative bias before cycles are added, or others are chosen.
-        guard_max_cycles: that may be added before it goes serial.
-        workers: of `cycles="auto"`: chunks of layers that are evaluated at the same time. None counts the ranks where
-            `over_ranks` divides the layers among them, all chunks on a GPU, and one on a CPU.
-        over_ranks: divide the layers over the ranks of the run, where there are several: the samples of all are
-            gathered, each rank relaxes its N/P layers for all of them, and gets its own samples' last states. Its
-            gradient is that of its layers for all ranks' losses together, zero for the others, so that the mean over
-            ranks is the one of data-parallel training. It is differentiable once. False: each rank relaxes all layers,
-            for its own samples.
+        nested: whether a solve starts from solutions on the coarser grids (nested iteration).
+        warm_start: whether the solve of a sample starts from the states and adjoints of the sample's last solve.
+        guard_every: compare every n-th gradient with the serial one, see `Guard`; 0: never. None: 0, or 100 with
+            `cycles="auto"`.
+        guard_threshold: the largest relative bias of the gradient before cycles are added, or chosen anew.
+        guard_max_cycles: the most cycles that are added before training goes on serially.
+        workers: for `cycles="auto"`, the number of chunks of layers that are evaluated at the same time. None: the
+            number of ranks if `over_ranks` divides the layers among them; all chunks on a GPU; one on a CPU.
+        over_ranks: whether the layers are divided among the processes (ranks) of the run. The samples of all ranks are
+            then gathered, each rank solves its N/P layers for all of them, and gets the last states of its own samples.
+            Its gradient is that of its layers for the losses of all ranks, and zero for the other layers, so that the
+            mean over ranks is that of data-parallel training. Only first derivatives are then available. False: each
+            rank solves all layers for its own samples.
 
     Raises:
-        ConfigError: from `check`: a setting is out of range, or does nothing beside another one.
+        ConfigError: from `check`: a setting is out of range, or has no effect beside another one.
 
     Example:
         >>> settings = MultigridSettings(cycles=3, backward_cycles=1)
@@ -122,7 +122,7 @@ class MultigridSettings:
             keys = ("backward_cycles", "tolerance", "backward_tolerance", "warm_start")
         for key in keys:
             is_unset = getattr(self, key) in (None, False)
-            require(is_unset, key, getattr(self, key), f"null with cycles={self.cycles}, which does not look at it")
+            require(is_unset, key, getattr(self, key), f"null with cycles={self.cycles}, which does not use it")
 
 
 class WarmStart:
@@ -242,7 +242,12 @@ class MultigridResidual(nn.Module):
         self.layers = _layers(blocks, num_layers, h)
         self._has_buffers = any(True for _ in self.layers.buffers())
         is_right = not (self.settings.over_ranks and self._has_buffers)
-        require(is_right, "over_ranks", True, "layers without running statistics, of which each rank has a part alone")
+        require(
+            is_right,
+            "over_ranks",
+            True,
+            ("layers without running statistics, since each rank would have only a part of them"),
+        )
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
         self.method, self.backward_method = self.settings.methods(self.num_layers)
         self.method.grids(self.num_layers)
@@ -339,7 +344,7 @@ class MultigridResidual(nn.Module):
             self.is_evaluating = before
 
     def _repeatable(self, system: "BatchSystem", solve: Callable[[], T]) -> T:
-        """Solve; where layers draw random numbers, with a seed a layer, as a solve evaluates each many times."""
+        """Solve; where layers draw random numbers, with a seed per layer, as a solve evaluates each many times."""
         if not self.draws:
             before = RandomState(system.devices)
             solution = solve()
@@ -439,7 +444,7 @@ class BatchSystem:
         self._device, device = state.device, state.device.type
         self.devices = (state.device,) if state.is_cuda else ()
         self.seeds: list[int] | None = None
-        # A backward linearises the function that its forward has solved, whatever moves the buffers in between.
+        # A backward linearizes the function that its forward has solved, whatever moves the buffers in between.
         self._buffers = part.places.copy_buffers()
         self._solve_by(part.guard.plan)
         self.is_due = part.guard.take_due()
@@ -485,7 +490,7 @@ class BatchSystem:
         return evaluate
 
     def draw_seeds(self) -> None:
-        """Draw a seed a layer, from which all evaluations of a layer for this batch draw the same random numbers."""
+        """Draw a seed per layer, from which all evaluations of a layer for this batch draw the same random numbers."""
         seeds = torch.randint(2**62, (self.num_layers,)).to(self._device)
         self.seeds = self.forward.origin(seeds).tolist()
 
@@ -504,7 +509,7 @@ class BatchSystem:
         """Return the adjoints `A^-T g`, as `solve_states` the states; those of a first derivative are a warm start.
 
         Args:
-            states: (L + 1, b, ...), at which the layers are linearised.
+            states: (L + 1, b, ...), at which the layers are linearized.
             sources: g at all points, (N + 1, b, ...); None is zero.
             last: (b, ...), added to g at the last point; None is zero. One of the two is given.
             theta: the layers' parameters.
@@ -520,7 +525,7 @@ class BatchSystem:
         """Return the tangents `A^-1 g`, (N + 1, b, ...).
 
         Args:
-            states: (N + 1, b, ...), at which the layers are linearised.
+            states: (N + 1, b, ...), at which the layers are linearized.
             sources: g at all points, (N + 1, b, ...).
             theta: the layers' parameters.
         """

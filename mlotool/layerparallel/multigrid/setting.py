@@ -29,27 +29,28 @@ from mlotool.problem.parallel import AbstractParallel
 @target("parallel")
 @dataclass(eq=False, repr=False)
 class Multigrid(MultigridSettings, AbstractParallel):
-    """Training steps whose residual layers are solved by multigrid, forward and backward.
+    """Layer-parallel training steps: the residual layers are solved by multigrid, forward and backward (MGRIT).
 
-    `Problem(..., parallel=Multigrid(cycles=2))`, or in a recipe
-    `problems.classifier.parallel: {_target_: mlotool.layerparallel.Multigrid, cycles: 2}`. Evaluation and
-    hypergradients run the layers one after the other. With `warm_start`, and one or two cycles, training is one-shot:
-    states, adjoints and parameters converge together (section 4 of the paper).
+    Write `Problem(..., parallel=Multigrid(cycles=2))`, or in a recipe `problems.classifier.parallel: {_target_:
+    mlotool.layerparallel.Multigrid, cycles: 2}`. Evaluation and hypergradients run the layers one after the other. With
+    `warm_start` and one or two cycles, training is one-shot: states, adjoints and parameters converge together (section
+    4 of the paper).
 
     Args:
-        part: the name of the layers in the problem's module: a module of `Layers`, a `MultigridResidual`, an
-            nn.Sequential or nn.ModuleList of blocks that keep the shape, shortcut included, or some of its blocks, as
-            in "layer3[1:]"; or a list of these. None looks for the first two kinds, then for one that is called
-            "residual", then for all runs of equal blocks. The module's own forward runs as it is: it calls the blocks
-            one after the other, with what further arguments it likes (see `InPlace`).
-        coarsening: and all others: the fields of `MultigridSettings`. With `warm_start` samples are known by the
-            batch's `index`, and without one all batches are taken for the same.
+        part: the name of the layers in the problem's module, or a list of names. They are a module of `Layers`, such as
+            `mlotool.models.ResidualLayers`, a `MultigridResidual`, an nn.Sequential or nn.ModuleList of blocks that
+            keep the shape (a block includes its shortcut), or some of its blocks, as in "layer3[1:]". None looks for
+            the first two kinds, then for a module that is called "residual", then for all sequences of equal blocks.
+            The module's own forward does not change: it calls the blocks one after the other, with any further
+            arguments (see `InPlace`).
+        coarsening: this and all other arguments are the fields of `MultigridSettings`. With `warm_start`, samples are
+            identified by the batch's `index`; without an `index`, all batches have to be the same.
 
     Raises:
-        ConfigError: a setting is out of range; `attach`: the module has no such layers; a training step: a block
-            changes the shape, or the module does something else between blocks.
+        ConfigError: a setting is out of range; from `attach`, the module has no such layers; from a training step, a
+            block changes the shape, or the module does something else between blocks.
 
-    Cost: see `critical_path`. `statistics` gives the residual after each cycle, `forward_residual_0` on.
+    Cost: see `critical_path`. The residuals after each cycle are logged, as `forward_residual_0`, ...
 
     Source: Günther et al. 2020, arXiv 1812.04352.
 
@@ -103,7 +104,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
             return self.module(*args, **kwargs)
 
     def forecast(self) -> list[str]:
-        """Return the critical path of a training step beside that of a serial one, in sentences."""
+        """Return sentences about the critical path of a training step and of a serial one."""
         named = {f"the part '{path}'" if path else "the module": solver for path, solver in self.solvers.items()}
         return [_forecast(name, solver) for name, solver in named.items()]
 
@@ -285,7 +286,11 @@ def _is_inside(path: str, outer: Iterable[str]) -> bool:
 
 def _no_part(module: nn.Module, fault: str, hint: str = "") -> ConfigError:
     runs = [f"{name} ({len(blocks)} equal blocks)" for name, blocks in equal_blocks(module).items()]
-    advice = f"Name one of {', '.join(runs[:8])}." if runs else "Take parallel=auxnet, which asks nothing of blocks."
+    advice = (
+        f"Name one of {', '.join(runs[:8])}."
+        if runs
+        else ("Use parallel=auxnet, which needs no blocks of equal shape.")
+    )
     expected = "blocks that keep the shape in an nn.Sequential or nn.ModuleList, as layer3[1:], or ResidualLayers"
     return ConfigError(f"part: found {fault}; expected {expected}.{hint} {advice}")
 
@@ -401,7 +406,7 @@ class InPlace:
         if position >= len(self.blocks) or block is not self.blocks[position]:
             fault, position = f"called as number {position}", self.blocks.index(block)
         elif now is None or state is not now.handed or now.handed._version != now.version:
-            fault = "called with something else than what the block before it has returned"
+            fault = "called with another input than the output of the block before"
         elif not arguments.equals(now.arguments):
             fault = "called with other arguments beside the state than block 0"
         elif _mode_of(now.last) != now.mode:

@@ -510,7 +510,7 @@ def mgrit(
         initial: (N + 1, b, ...), the start of all points, such as the states of the last training step.
         group: a torch.distributed group of P ranks, each of which relaxes N/P layers, one part after the other in the
             order of the ranks: what is `(N + 1, b, ...)` here is then `(N/P + 1, b, ...)`, the rank's own points and
-            the last one before them. Ranks exchange C-points with their neighbours, and gather the C-points and their
+            the last one before them. Ranks exchange C-points with their neighbors, and gather the C-points and their
             right-hand sides; all solve the coarser grids. u0 is the first rank's.
         method: the fields of `Method`: coarsening=4, levels=None, relaxation="FCF", cycles=10, tolerance=None,
             relative_tolerance=None, cycle="V", nested=False.
@@ -560,7 +560,7 @@ def mgrit_adjoint(
 
     Args:
         step: as for `mgrit`.
-        states: (N + 1, b, ...), at which the layers are linearised; the last one is not looked at.
+        states: (N + 1, b, ...), at which the layers are linearized; the last one is not looked at.
         cotangent: ubar^N (b, ...), the loss's gradient with respect to the last state.
         num_layers: N.
         h: step of the finest grid.
@@ -645,7 +645,7 @@ class Propagation:
         """Return the adjoints (N/P + 1, b, ...) of this process's points, and the residuals' norms (cycles + 1,).
 
         Args:
-            states: (N/P + 1, b, ...), of this process's points, at which the layers are linearised.
+            states: (N/P + 1, b, ...), of this process's points, at which the layers are linearized.
             sources: the loss's gradient with respect to all states, (N + 1, b, ...); None is zero, which several ranks
                 need.
             last: a further one with respect to the last state, (b, ...), of which that of the last rank counts; None is
@@ -672,7 +672,7 @@ class Propagation:
         return self._solve(advance, cotangent, sources, initial, is_mirrored=True)
 
     def tangents(self, states: Tensor, sources: Tensor) -> Tensor:
-        """Return the tangents (N + 1, b, ...): what follows from `sources` (N + 1, b, ...) by the linearised layers."""
+        """Return the tangents (N + 1, b, ...): what follows from `sources` (N + 1, b, ...) by the linearized layers."""
         jacobians = Linearised(self.evaluate, partial(states_at, states))
 
         def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
@@ -690,7 +690,7 @@ class Propagation:
             values = origin.expand(shape).clone()
         else:
             advice = "Pass those of an earlier solve."
-            require(initial.shape == shape, "initial", initial, f"one value a point, {shape}", advice)
+            require(initial.shape == shape, "initial", initial, f"one value per point, {shape}", advice)
             values = initial.detach().clone()
             if self.exchange.part == 0:
                 values[-1 if is_mirrored else 0] = origin

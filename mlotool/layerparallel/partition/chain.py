@@ -192,7 +192,7 @@ class Chain:
             ConfigError: the module has fewer places to cut than needed, or no such layers in this order.
         """
         most, places = len(self.names) + 1, ", ".join(self.names) or "no layer"
-        expected = f"at most {most}, since {type(self._module).__name__} may be cut before {places} alone"
+        expected = f"at most {most}, since {type(self._module).__name__} can be cut only before {places}"
         require(num_stages <= most, f"{self._key}: stages", num_stages, expected, f"Set stages={most}.")
         if cut is None or isinstance(cut, str):
             return None
@@ -463,7 +463,8 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
     reached = imbalance(chain.costs(names, measure))
     listed = ", ".join(names)
     message = (
-        "%s: the stages begin at the input, %s; the longest has %.2f times the mean cost. To have them again, set "
+        "%s: the stages begin at the input, %s; the longest has %.2f times the mean cost. To use the same cuts again, "
+        "set "
     )
     _log.info(f"{message} cut: [%s].", key, listed, reached, listed)
     if reached > LARGEST_IMBALANCE:
@@ -471,7 +472,10 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
         is_better = imbalance(chain.costs(balanced, measure)) < reached
         advice = f"Set cut: [{', '.join(balanced)}]." if is_better else "Set fewer stages, or smaller blocks."
         fault = f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f}"
-        message = f"{fault} times their mean; expected at most {LARGEST_IMBALANCE}, as all wait for it. {advice}"
+        message = (
+            f"{fault} times their mean; expected at most {LARGEST_IMBALANCE}, since all stages wait for the longest. "
+            f"{advice}"
+        )
         warnings.warn(message, stacklevel=2)
     return names
 

@@ -226,7 +226,9 @@ def _check_same(answer: Any, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which a layer's output has another size than the stages take from the inputs."""
     if answer != expected:
         fault = f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch"
-        raise RunError(f"{fault} and is {expected} by its inputs, as the stages go. Ask the module's input for it.")
+        raise RunError(
+            f"{fault} and {expected} by its inputs, which the stages follow. Read it from the module's input instead."
+        )
 
 
 # Operations that `told_by_inputs` adds.
@@ -331,7 +333,7 @@ def traced(
             _ = inputs is None or module(*inputs)
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         advice = "Name the blocks before which it may be cut, as in cut: [blocks.3]."
-        advice = "Give an example of its inputs, by whose values it may decide." if inputs is None else advice
+        advice = "Give example inputs, so that decisions by their values can be followed." if inputs is None else advice
         fault = f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason})"
         raise ConfigError(f"{fault}; expected one that calls its blocks with tensors. {advice}") from error
     return graph
@@ -545,7 +547,7 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
     if answer != expected:
         fault = f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch"
         advice = "Decide inside a block, or use x.shape[0] in place of len(x)."
-        raise RunError(f"{fault} and was {expected} for the first one, whose way the stages go. {advice}")
+        raise RunError(f"{fault} and was {expected} for the first batch, which the stages follow. {advice}")
 
 
 def _asking() -> FrameType:

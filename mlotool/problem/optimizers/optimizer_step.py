@@ -28,7 +28,7 @@ from mlotool.problem.trajectory import copied
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
-# Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters.
+# Returns a step's loss and gradient, one tensor per parameter of theta, at the current parameters.
 Evaluate = Callable[[], tuple[Tensor, Gradient]]
 
 _SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...)."
@@ -46,7 +46,7 @@ class KernelGroup:
         param_group: the optimizer's own; a scheduler changes its values in place.
         positions: of its parameters' gradients.
         parameters: its parameters.
-        vectors: by name of a state, one tensor a parameter.
+        vectors: by name of a state, one tensor per parameter.
         counts: the tensors that count steps, which a step adds one to.
 
     """
@@ -305,7 +305,9 @@ class OptimizerStep:
         built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
         check_scheduler(name, built, optimizer, settings.scheduler_interval)
         roles, advice = settings.optimizer_roles, "Give the problem an optimizer: optimizer='sgd', lr=0.1."
-        require(bool(groups or not roles), f"{key}.optimizer_roles", roles, "an optimizer whose settings they are", advice)
+        require(
+            bool(groups or not roles), f"{key}.optimizer_roles", roles, "an optimizer whose settings they are", advice
+        )
         known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
         for setting in settings.optimizer_roles:
             require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
@@ -437,7 +439,7 @@ class OptimizerStep:
             theta: the parameters, one tensor each.
             gradient: before clipping.
             state: of the optimizer, one a parameter.
-            hyperparameters: one mapping a parameter.
+            hyperparameters: one mapping per parameter.
 
         Raises:
             ConfigError: the optimizer has no pure form.
@@ -470,7 +472,7 @@ class OptimizerStep:
         return replayed_step(self._optimizer, self._parameters, theta, self.clip(gradient)[0], state, rates)
 
     def hyperparameters(self) -> tuple[Hyperparameters, ...]:
-        """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
+        """Return a copy of the optimizer's current hyperparameters, one mapping per parameter of theta."""
         rates: dict[int, Hyperparameters] = {}
         for group in self._optimizer.param_groups:
             # A scheduler fills a rate that is a tensor in place.
@@ -497,7 +499,7 @@ class OptimizerStep:
         return settings
 
     def state(self) -> tuple[State, ...]:
-        """Return a copy of the optimizer's state, one mapping a parameter of theta."""
+        """Return a copy of the optimizer's state, one mapping per parameter of theta."""
         return tuple(copied(self._optimizer.state.get(parameter, {})) for parameter in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
@@ -593,7 +595,7 @@ def clipped(
     """Return the gradient with a 2-norm of at most `max_norm`, and its norm before.
 
     Args:
-        gradient: one tensor a parameter; None where it is unused.
+        gradient: one tensor per parameter; None where it is unused.
         max_norm: as for `torch.nn.utils.clip_grad_norm_`.
         num_tasks: length of the leading task axis, each of which is clipped by itself; None without one.
         total: where tensors are divided among ranks, returns the sum of the squares of all elements, from the squares
@@ -628,8 +630,8 @@ def replayed_step(
         parameters: its parameters, in the order of the others; only to tell which is in which group.
         theta: their values before the step.
         gradient: after clipping; None of a parameter that is left alone.
-        state: of the optimizer before the step, one mapping a parameter.
-        hyperparameters: at the step, one mapping a parameter.
+        state: of the optimizer before the step, one mapping per parameter.
+        hyperparameters: at the step, one mapping per parameter.
 
     Example:
         >>> parameter = nn.Parameter(torch.ones(1))

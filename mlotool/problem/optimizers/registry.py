@@ -56,7 +56,7 @@ def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:
     key, advice = f"problems.{problem}.optimizer", f"Or choose an implicit hypergradient for '{problem}'."
     kinds = ", ".join(f"torch.optim.{kind.__name__}" for kind in RULES)
     require(rule is not None, key, optimizer, f"one of {kinds}, whose steps can be differentiated", advice)
-    expected = "none, since these steps are taken as functions, which call no hooks"
+    expected = "none, since these steps are differentiated, and hooks are not called in them"
     raise ConfigError(f"{key}.hooks: found hooks on its steps; expected {expected}. Remove them. {advice}")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
 
-# One tensor a parameter: a point or a direction in a problem's parameter space.
+# One tensor per parameter: a point or a direction in a problem's parameter space.
 Vector = Sequence[Tensor]
 
 # One parameter's optimizer state, by torch's names; empty before its first step.
@@ -25,11 +25,11 @@ Hyperparameters = Mapping[str, Any]
 # `(theta, gradient, state, hyperparameters) -> (theta, state)`: a step of one parameter; nothing is changed.
 Update = Callable[[Tensor, Tensor, State, Hyperparameters], tuple[Tensor, State]]
 
-# One tensor a parameter; None of one that is left alone.
+# One tensor per parameter; None of one that is left alone.
 Gradient = Sequence[Tensor | None]
 
 States = Sequence[State]
-# One mapping a parameter.
+# One mapping per parameter.
 Rates = Sequence[Hyperparameters]
 
 # Parameters and states after a step.
@@ -44,9 +44,9 @@ class StepCotangents:
     """Cotangents of what a step starts from.
 
     Args:
-        theta: one tensor a parameter.
+        theta: one tensor per parameter.
         gradient: likewise, before it is multiplied by `factor`; None of a parameter that is left alone.
-        state: one mapping a parameter, without the counter.
+        state: one mapping per parameter, without the counter.
         factor: of all of `gradient`. So a plain SGD step needs no vector beside `theta`: its cotangents of the gradient
             are `-lr` times those.
     """
@@ -98,7 +98,7 @@ class OptimizerRule:
         derivative: the derivative of `update`, transposed, in closed form; None is by autograd.
         kernels: torch's fused ones.
         kernel: `settings of a group -> (the kernel among them, its keywords)`. Its other arguments are lists with one
-            tensor a parameter: theta, the gradient, and each entry of the state.
+            tensor per parameter: theta, the gradient, and each entry of the state.
         is_linear: whether theta after the step is linear in the gradient.
         steps_shards: whether the kernels step parameters that are divided among ranks.
 
@@ -188,8 +188,8 @@ class StepArguments:
         rule: of the optimizer.
         theta: the parameters.
         gradient: before clipping; None of a parameter that is left alone.
-        state: of the optimizer, one mapping a parameter.
-        hyperparameters: of the optimizer, one mapping a parameter.
+        state: of the optimizer, one mapping per parameter.
+        hyperparameters: of the optimizer, one mapping per parameter.
         clip: limits the gradient's norm; None leaves it.
     """
 
@@ -211,8 +211,8 @@ def pull_back(
 
     Args:
         step: the step.
-        cotangent: of theta after it, one tensor a parameter.
-        of_state: of the state after it, one mapping a parameter, without what has none; None has none at all.
+        cotangent: of theta after it, one tensor per parameter.
+        of_state: of the state after it, one mapping per parameter, without what has none; None has none at all.
 
     Example:
         >>> from mlotool.problem.optimizers.sgd import SGD_RULE

@@ -261,7 +261,7 @@ def check_dataset(dataset: Any, key: str = "stream.dataset", *, has_collate: boo
     elif isinstance(dataset, Mapping) and any(hasattr(value, "features") for value in dataset.values()):
         advice = f"Give one of them, such as the one named {next(iter(dataset))!r}."
     elif is_iterable(dataset):
-        advice = "What is evaluated, and read at indices, needs a length; an IterableDataset is for streams alone."
+        advice = "Data to evaluate, or to read by index, needs a length; an IterableDataset works for streams only."
     has_columns = is_columns(dataset) and not (has_collate and isinstance(dataset, list | tuple))
     require(_is_map_style(dataset) and not has_columns, key, dataset, "a map-style data set", advice)
     if len(dataset) == 0:

@@ -23,7 +23,7 @@ class IterableBatches(IterableDataset[Any]):
     Args:
         fetcher: has the data set, the seed, how batches are made, and whose share of them comes; each rank reads all
             samples.
-        batch_size: samples a batch; None: the data set gives batches.
+        batch_size: samples per batch; None: the data set gives batches.
         drop_last: leave out an epoch's last batch if it is smaller (unless it is the only one).
 
     Attributes:
@@ -130,9 +130,7 @@ class IterableReader:
         if self.read(epoch, number) is not None:
             return True
         found, whose = self._sizes[epoch], named(self._dataset)
-        expected = (
-            f"the {number} that were read of it before, as each __iter__ of an epoch should give the same samples"
-        )
+        expected = f"the {number} that were read before, as each __iter__ of an epoch has to give the same samples"
         advice = "Begin anew, or give the data set state_dict and load_state_dict."
         require(found >= number, f"data: batches in epoch {epoch} of {whose}", found, expected, advice)
         return False
@@ -163,7 +161,7 @@ class IterableReader:
             ConfigError: another number of workers reads other batches.
         """
         saved, found = state.get("num_workers", 1), max(self._num_workers, 1)
-        reason = "since an iterable data set gives each number of workers other batches"
+        reason = "since the batches of an iterable data set depend on the number of workers"
         expected = f"{saved}, as before, {reason}"
         require(found == saved, "stream.num_workers", found, expected, f"Set num_workers={saved}.")
         if self._has_state and state.get("dataset") is not None:

@@ -89,7 +89,7 @@ class _Choices:
         is_shuffled = shuffles(batches.sampler, len(samples.loader.dataset))  # type: ignore[arg-type]
         if is_shuffled and self.shuffle is None and loader.generator is not None:
             what = (
-                "stream: found a loader with a generator, while the order of each epoch is drawn by the stream's seed"
+                "stream: found a loader with a generator, which is not used: the stream's seed sets the order of epochs"
             )
             advice = "Choose another order by Stream(loader, seed=1)."
             warnings.warn(f"{what}, so that a resume repeats it. {advice}", stacklevel=5)
@@ -124,32 +124,33 @@ _OF_WORKERS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor")
 
 @checked
 class Stream:
-    """Batches without end, shuffled anew each epoch; its whole state is `(epoch, batches_consumed)`.
+    """Endless batches, shuffled anew each epoch; the whole state of a stream is `(epoch, batches_consumed)`.
 
-    The order of an epoch, and what a sample draws from the global generators of torch, numpy and Python, depend on
-    `(seed, epoch, index)` alone, so the batches are the same after a resume and with any number of workers. Outside of
-    the samples these generators are as if nothing had been drawn. What a `collate_fn` draws depends on the number of
-    its batch; a sampler draws the order of an epoch at once, by `(seed, epoch)`.
+    The batches are the same after a resume and with any number of workers: the order of an epoch depends only on
+    `(seed, epoch)`, and the random numbers that a sample draws from the global generators of torch, numpy and Python
+    only on `(seed, epoch, index)`. Reading a sample leaves these generators as they were. What a `collate_fn` draws
+    depends on the number of the batch; a sampler draws the order of a whole epoch at once.
 
-    A DataLoader gives its data set, and what is None here: batch size, sampler, `drop_last`, `num_workers` and
-    `collate_fn`. If its sampler is one of those that `shuffle` makes, the stream's own order replaces it.
+    From a DataLoader, the stream takes the data set and each argument that is None here: batch size, sampler,
+    `drop_last`, `num_workers` and `collate_fn`. If the loader has the usual sampler, one that its `shuffle` argument
+    makes, the stream's own order replaces it.
 
-    An IterableDataset is read in its own order, once an epoch; a resumed stream reads again what it had consumed of the
-    epoch, unless the data set has `state_dict` and `load_state_dict`. With several workers its batches depend on their
-    number, as a loader's do. Its random numbers depend on the number of the batch.
+    An IterableDataset is read in its own order, once per epoch. To resume in the middle of an epoch, the stream reads
+    the epoch's first batches again, unless the data set has `state_dict` and `load_state_dict`. Its batches depend on
+    the number of workers, as with a DataLoader. Its random numbers depend on the number of the batch.
 
     Args:
         dataset: map-style data set, IterableDataset or DataLoader.
-        batch_size: samples a batch; None: the loader's, or 100.
-        seed: of the order and of random transforms.
-        shuffle: a new order each epoch; None: as the loader, or true.
-        drop_last: leave out an epoch's last batch if it is smaller (unless it is the only one); None: as the loader, or
-            true.
-        num_workers: processes that load ahead; 0 loads in this one; None: the loader's, or 0.
-        repeat: times that each batch is given in a row.
-        collate_fn: makes a batch of a list of samples; None: the loader's, or torch's.
-        sampler: gives the indices of an epoch, in the place of `shuffle`.
-        batch_sampler: gives lists of indices, in the place of `batch_size`, `shuffle` and `drop_last` as well.
+        batch_size: samples per batch; None: that of the DataLoader, or 100.
+        seed: seed of the order and of random transforms.
+        shuffle: whether each epoch has a new order; None: as in the DataLoader, or true.
+        drop_last: whether the last batch of an epoch is left out if it is smaller than the others (unless it is the
+            only batch); None: as in the DataLoader, or true.
+        num_workers: processes that load batches ahead; 0 loads in this process; None: as in the DataLoader, or 0.
+        repeat: how many times in a row each batch is returned.
+        collate_fn: makes a batch from a list of samples; None: that of the DataLoader, or torch's default.
+        sampler: yields the indices of an epoch, in place of `shuffle`.
+        batch_sampler: yields the list of indices of each batch, in place of `batch_size`, `shuffle` and `drop_last`.
 
     Raises:
         ConfigError: an argument is wrong, or two of them exclude each other.
@@ -219,17 +220,17 @@ class Stream:
 
     @property
     def num_batches(self) -> int:
-        """Batches of the epoch in which the stream is; of an IterableDataset they may have to be read to be counted."""
+        """Number of batches of the current epoch; an IterableDataset may have to be read to count them."""
         return self._num_batches(self._epoch)
 
     @property
     def has_ready_batches(self) -> bool:
-        """Whether the data set gives batches that are ready, which nobody divides."""
+        """Whether the data set itself returns whole batches, which cannot be divided among ranks."""
         return self._reader is not None and self._reader.source.batch_size is None
 
     @property
     def code(self) -> tuple[Any, ...]:
-        """What draws the order and makes the batches, where it is not the stream itself."""
+        """The user's sampler, `collate_fn` and the like, which draw the order and make the batches."""
         parts = (self._fetcher.collate_fn, self._sampler, self._batch_sampler)
         return tuple(part for part in parts if part is not None)
 
@@ -243,9 +244,9 @@ class Stream:
         return batch
 
     def draw(self) -> BatchPlace:
-        """Go on as `next` does without loading the batch, for a caller who loads it itself; return its place.
+        """Advance as `next` does, but without loading the batch; return the batch's place.
 
-        `last` loads it where it is asked for.
+        The caller loads the batch itself; `last` loads it on demand.
         """
         if self._times_given < self._repeat:
             self._times_given += 1
@@ -287,7 +288,7 @@ class Stream:
         return None if self._has_other_epochs else max(self._batches_consumed - 1, 0)
 
     def num_seen_every(self, num_draws: int) -> int:
-        """Return how many batches of an epoch one meets who looks at each `num_draws`-th that `next` returns."""
+        """Return how many different batches of an epoch are among every `num_draws`-th batch that `next` returns."""
         total = self.num_batches * self._repeat
         return min(self.num_batches, total // math.gcd(num_draws, total))
 
@@ -303,14 +304,14 @@ class Stream:
         return [batches[place] for place in places]
 
     def recent_numbers(self, count: int) -> list[int | None]:
-        """Return the positions of these batches in their epochs; None where each epoch has other batches."""
+        """Return the positions in their epochs of the last `count` batches; None where each epoch has other batches."""
         return [None if self._has_other_epochs else number for _, number in self._recent_places(count)]
 
     def is_repeatable(self) -> bool:
-        """Say whether the next sample, read twice with the same random numbers, is the same one, and a sampler's order.
+        """Return whether the next sample, and the order of a sampler, repeat when read with the same random numbers.
 
-        It is read where batches are read, since a data set may open its files in the first process that asks. A data
-        set that is read in its own order is not begun a second time.
+        The sample is read in the process that reads batches, since a data set may open its files in the first process
+        that asks. An IterableDataset is not read a second time.
         """
         if self._reader is not None:
             return True
@@ -329,13 +330,13 @@ class Stream:
         return is_unchanged(Share.opened(first)[0], Share.opened(again)[0])
 
     def divide(self, rank: int, num_ranks: int) -> "Stream":
-        """Deliver a rank's share of each batch from now on; `batch_size` and the order stay those of all ranks.
+        """Return only one rank's share of each batch from now on; `batch_size` and the order stay those of all ranks.
 
-        A share that is smaller or larger than the others' comes as a `Share`, with its weight.
+        A share that is smaller or larger than those of the other ranks is returned as a `Share`, with its weight.
 
         Args:
-            rank: which one this is.
-            num_ranks: how many there are.
+            rank: the number of this rank.
+            num_ranks: how many ranks there are.
         """
         self._fetcher.rank, self._fetcher.num_ranks = rank, num_ranks
         if self._reader is not None:
@@ -344,7 +345,7 @@ class Stream:
         return self
 
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Stream":
-        """Deliver batches on `device`, floating-point tensors as `dtype` (None leaves theirs)."""
+        """Return batches on `device` from now on, floating-point tensors as `dtype` (None keeps their dtype)."""
         is_right = dtype is None or dtype.is_floating_point
         require(is_right, "Stream.to.dtype", dtype, "a floating-point dtype or null", "Write dtype=torch.float32.")
         self._device, self._dtype = torch.device(device), dtype
@@ -352,11 +353,11 @@ class Stream:
         return self
 
     def read_through(self, reads: Reads | None) -> None:
-        """Let `reads` give the batches from now on, which several streams may share; None: the stream reads itself."""
+        """Take batches from `reads` from now on, which several streams may share; None: the stream reads its own."""
         self._shared = reads
 
     def moved(self, batch: Any) -> Any:
-        """Return a batch that was loaded elsewhere on this stream's device and in its dtype."""
+        """Return a batch, which was loaded elsewhere, on this stream's device and in this stream's dtype."""
         if self._device.type == "cpu" and self._dtype is None:
             return batch
         return _to_device(batch, self._device, self._dtype)
@@ -386,31 +387,31 @@ class Stream:
         return (self._device, self._dtype) == (other._device, other._dtype)
 
     def copy(self) -> "Stream":
-        """Return a stream that stands where this one does, and goes on by itself."""
+        """Return a copy at the same position, which advances independently."""
         twin = copy.copy(self)
         # Workers of this one's would hand the batches that they load ahead to either.
         twin._loader, twin._num_workers = None, 0
         return twin
 
     def position(self) -> dict[str, int]:
-        """Return where it stands."""
+        """Return the stream's position."""
         return self.state_dict()
 
     def at(self, position: Mapping[str, int]) -> "Stream":
-        """Return a stream that stands at `position`."""
+        """Return a copy of the stream at `position`."""
         twin = self.copy()
         twin.load_state_dict(position)
         return twin
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position; of an IterableDataset with what its own `state_dict` tells there."""
+        """Return the position, and for an IterableDataset that has a `state_dict` also its state."""
         state: dict[str, Any] = {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
         if self._repeat > 1:
             state["times_given"] = self._times_given
         return state if self._reader is None else state | self._reader.state(self._epoch, self._batches_consumed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position."""
+        """Go to a saved position."""
         keys = ("epoch", "batches_consumed")
         is_right = isinstance(state, Mapping) and all(is_whole(state.get(key), 0) for key in keys)
         is_right = is_right and all(state[key] < MAX_COUNT for key in keys)
@@ -555,10 +556,15 @@ def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> A
 
 
 class SameBatch:
-    """A stream whose next batch is the one that another stream gave last: for a problem that reads another one's task.
+    """A stream whose next batch is always the last batch of another stream.
+
+    For a problem that has to see the same batch as another one, such as the two problems of a few-shot task.
 
     Args:
-        stream: the other one.
+        stream: the other stream.
+
+    Raises:
+        ConfigError: `stream` is not a Stream.
 
     Example:
         >>> support = Stream(torch.arange(4), batch_size=2, shuffle=False)
@@ -584,7 +590,7 @@ class SameBatch:
 
     @property
     def last_number(self) -> int | None:
-        """That of the other stream's last batch."""
+        """Position in the epoch of the other stream's last batch."""
         return self._stream.last_number
 
     def recent(self, count: int) -> list[Any]:
@@ -596,23 +602,23 @@ class SameBatch:
         return self._stream.recent_numbers(count)
 
     def divide(self, rank: int, num_ranks: int) -> "SameBatch":
-        """Leave the shares to the other stream."""
+        """Return the stream itself: the other stream divides its batches."""
         return self
 
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
-        """Leave the device and dtype to the other stream."""
+        """Return the stream itself: the other stream sets device and dtype."""
         return self
 
     def copy(self) -> "SameBatch":
-        """Return a stream that stands where this one does."""
+        """Return a copy at the same position."""
         return SameBatch(self._stream.copy())
 
     def position(self) -> dict[str, int]:
-        """Return where the other stream stands."""
+        """Return the other stream's position."""
         return self._stream.position()
 
     def at(self, position: Mapping[str, int]) -> "SameBatch":
-        """Return a stream whose other one stands at `position`."""
+        """Return a copy whose other stream is at `position`."""
         return SameBatch(self._stream.at(position))
 
     def state_dict(self) -> dict[str, int]:
@@ -620,4 +626,4 @@ class SameBatch:
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Take nothing back."""
+        """Do nothing: the other stream keeps the position."""

@@ -54,7 +54,7 @@ class LoadAhead:
         try:
             batch = next(self._batches)
         except (RuntimeError, OSError, EOFError) as error:
-            advice = "Lower the stream's num_workers, if it had no memory left, and go on with resume=auto."
+            advice = "If it ran out of memory, lower the stream's num_workers. Then continue with resume=auto."
             fault = f"A process that loads data has ended ({error}); expected it to last as long as the run."
             raise RunError(f"{fault} {advice}") from error
         if isinstance(batch, _Failure):

@@ -13,21 +13,21 @@ from mlotool.spaces.places import Place
 @target("mutator")
 @dataclass(eq=False)
 class Branch(AbstractMutator):
-    """Puts one of several modules beside each place, and joins what both return.
+    """Adds a parallel branch to each place, with one of several modules, and joins both outputs.
 
         y = join(place(x), candidate(x))
 
     Decisions are `<name>_0`, `<name>_1`, .. in the order of the places.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places, with one input each; see `Target`.
-        candidates: by name, what makes a module; None puts nothing there. It is given the settings of the place.
+        candidates: by name, a function that makes a module from the settings of the place; None: no branch.
         join: `sum`, `mean` or `concat`.
-        project: makes what brings a concatenation back to the shape that the place returns; None: nothing.
+        project: makes a module that brings a concatenation back to the shape of the place's output; None: no module.
 
-    Source: Cai et al. 2018, Path-Level Network Transformation (arXiv 1806.02639), section 3.1. There both branches
-    begin as halves of the layer, so that the function stays; here the model is trained from its start.
+    Source: Cai et al. 2018, Path-Level Network Transformation (arXiv 1806.02639), section 3.1. There, both branches
+    begin as halves of the layer, so that the function does not change; here the model is trained from scratch.
 
     Example:
         >>> base = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU())
@@ -45,7 +45,7 @@ class Branch(AbstractMutator):
     project: Build | None = None
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and put beside."""
+        """Decide, and add the branches."""
         for number, place in enumerate(graph.find(self.at)):
             name = f"{self.name}_{number}"
             for build in chosen(graph, name, self.candidates):

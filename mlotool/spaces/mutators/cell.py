@@ -20,33 +20,35 @@ from mlotool.spaces.places import Place
 @target("mutator")
 @dataclass(eq=False)
 class Cell(AbstractMutator):
-    """Puts a cell in each place: nodes, each of which reads some earlier ones through an operation each.
+    """Puts a cell in each place: nodes that read earlier nodes through operations.
 
         node_i = join over its reads r of operation_r(node_r),   cell = project(end over its ends)
 
-    Decisions of node 0 of place 0 are `<name>_0_0_input_a`, `<name>_0_0_operation_a`, `.._b` and so on; with `tied`
-    there is one cell for all places, and `<name>_0_input_a` is of its node 0. An input is a number: first those that
-    the place reads, in their order, then the cell's nodes. At first `a` is number 0 and `b` is number 1.
+    The decisions of node 0 of place 0 are `<name>_0_0_input_a`, `<name>_0_0_operation_a`, `.._b` and so on. With
+    `tied`, all places have the same cell, and the decisions of its node 0 are `<name>_0_input_a` and so on. An input is
+    a number: first the inputs of the place, in their order, then the cell's nodes. By default `a` is number 0 and `b`
+    is number 1.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places, which may read several nodes; see `Target`.
-        candidates: by name, what makes an operation; None reads a node as it is. It is given the settings of a place
-            from the shape that it reads to the shape that the place returns: `stride`, `width`, .. (see `settings_of`).
-        num_nodes: of a cell.
-        num_inputs: how many each node reads.
-        join: of what a node reads: `sum`, `mean` or `concat`.
+        candidates: by name, a function that makes an operation; None passes the node on as it is. The function gets
+            settings that lead from the shape that is read to the place's output shape: `stride`, `width`, .. (see
+            `settings_of`).
+        num_nodes: number of nodes of a cell.
+        num_inputs: number of earlier nodes that each node reads.
+        join: how a node joins its inputs: `sum`, `mean` or `concat`.
         end: how the nodes at the end are joined.
-        ends: which nodes these are: `unread`, those that no other reads, or `all`.
-        project: makes what comes behind that join, and brings it to the shape that the place returns; None: nothing.
+        ends: the nodes at the end: `unread`, those that no other node reads, or `all`.
+        project: makes a module that brings the joined nodes to the shape of the place's output; None: no module.
         tied: whether all places have the same cell.
 
     Raises:
         ConfigError: `concat` without `project`, whose result depends on how many nodes there are to join.
 
     Source: Zoph et al. 2018, NASNet (arXiv 1707.07012), section 3; Real et al. 2019, AmoebaNet (arXiv 1802.01548),
-    section 3.1; Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.3. Of the nodes that no other reads, the place's
-    inputs are none: their shape may be another.
+    section 3.1; Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.3. The place's inputs do not count among the
+    unread nodes, since their shapes may differ.
 
     Example:
         >>> base = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
@@ -71,11 +73,13 @@ class Cell(AbstractMutator):
 
     def __post_init__(self) -> None:
         if "concat" in (self.join, self.end) and self.project is None:
-            fault = f"Cell: found join={self.join} and end={self.end} without project, for a size that decisions change"
+            fault = (
+                f"Cell: found join={self.join} and end={self.end} without project, although decisions change the size"
+            )
             raise ConfigError(f"{fault}. Write project, or join: sum and end: sum.")
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and put the cells."""
+        """Decide, and put the cells in their places."""
         places = graph.find(self.at, of_some=self.tied)
         graph.check_room(len(places) * self.num_nodes * self.num_inputs)
         counts = [len(place.inputs) for place in places]

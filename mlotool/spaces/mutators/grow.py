@@ -1,4 +1,4 @@
-"""A model that grows, one mutation after the other."""
+"""A model that grows by one mutation after the other."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from mlotool.spaces.mutators.mutator import AbstractMutator
 @target("mutator")
 @dataclass(eq=False)
 class Grow(AbstractMutator):
-    """Applies one of several mutators to one of the places, and again to one of the places that there are then.
+    """Applies one of several mutators to one of the places, and repeats this with the places that there are then.
 
-    Decisions of step 3 are `<name>_3`: which mutator; `<name>_3_place`: the number of the place, of those that there
-    are then, in the order of computation; and what that mutator decides, which is called `<name>_3_<mutator>`.
+    The decisions of step 3 are `<name>_3`, the mutator; `<name>_3_place`, the number of the place among the current
+    places in the order of computation; and the mutator's own decisions, which begin with `<name>_3_<mutator>`.
 
     Args:
-        name: of the decisions.
-        at: the places; see `Target`. Those that earlier steps have made count, if they are as described.
-        mutators: by name, what makes a mutator of a name and of its one place; None does nothing.
-        steps: how many.
+        name: name with which the decisions begin.
+        at: the places; see `Target`. They include places that earlier steps have made.
+        mutators: by name, a function that makes a mutator from a name and a place; None changes nothing.
+        steps: number of steps.
 
     Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3; Cai et al. 2018,
     Path-Level Network Transformation (arXiv 1806.02639); Real et al. 2017, Large-Scale Evolution (arXiv 1703.01041).
@@ -46,7 +46,7 @@ class Grow(AbstractMutator):
     steps: Annotated[int, Ge(0), Le(1000)]
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose a mutator and a place, and let it mutate; `steps` times."""
+        """Decide on a mutator and a place, and apply the mutator; `steps` times."""
         for step in range(self.steps):
             name = f"{self.name}_{step}"
             for which in graph.alternatives(name, self.mutators):

@@ -11,16 +11,16 @@ from mlotool.spaces.mutators.mutator import AbstractMutator
 @target("mutator")
 @dataclass(eq=False)
 class Input(AbstractMutator):
-    """Lets each place read one of several earlier nodes.
+    """Changes the input of each place to one of several earlier nodes.
 
-    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places: the number of the node, of those that are
-    described, counted from the place backwards; 0 keeps what the place reads.
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places. Each is the number of a node among `sources`,
+    counted backward from the place; 0 keeps the place's input.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places, with one input each; see `Target`.
-        sources: the nodes that may be read; those behind a place, and of another shape than it reads, are none.
-        most: how many are candidates at most, the nearest ones.
+        sources: the nodes that may be read; nodes after a place, or with another shape than its input, are left out.
+        most: the most candidates; the nearest nodes are taken.
 
     Source: Zhang et al. 2020, Retiarii, section 3.3 (input mutator).
 
@@ -37,7 +37,7 @@ class Input(AbstractMutator):
     most: Count = 10
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and connect."""
+        """Decide, and connect the places."""
         sources = graph.find(self.sources)
         for number, place in enumerate(graph.find(self.at)):
             reader, now = graph.reader_of(place)

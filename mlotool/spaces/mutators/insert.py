@@ -1,4 +1,4 @@
-"""A module more."""
+"""One more module."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +11,15 @@ from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, chosen
 @target("mutator")
 @dataclass(eq=False)
 class Insert(AbstractMutator):
-    """Puts one of several modules behind each place.
+    """Inserts one of several modules after each place.
 
     Decisions are `<name>_0`, `<name>_1`, .. in the order of the places.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places; see `Target`.
-        candidates: by name, what makes a module that keeps the shape; None inserts nothing. It is given what the place
-            returns: `num_features`, `in_channels`, ... (see `settings_of`).
+        candidates: by name, a function that makes a module that keeps the shape; None inserts nothing. The function
+            gets the sizes of the place's output: `num_features`, `in_channels`, ... (see `settings_of`).
 
     Source: Zhang et al. 2020, Retiarii, section 3.3 (inserting mutator).
 
@@ -39,7 +39,7 @@ class Insert(AbstractMutator):
     candidates: Candidates
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and insert."""
+        """Decide, and insert the modules."""
         for number, place in enumerate(graph.find(self.at)):
             for build in chosen(graph, f"{self.name}_{number}", self.candidates):
                 graph.insert(place, build, f"{self.name}_{number}")

@@ -1,4 +1,4 @@
-"""An edge more."""
+"""One more edge."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,17 @@ from mlotool.spaces.mutators.mutator import AbstractMutator
 @target("mutator")
 @dataclass(eq=False)
 class Link(AbstractMutator):
-    """Lets each place read one earlier node more, beside those that it reads.
+    """Adds one earlier node to the inputs of each place.
 
-    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places: the number of the node, of those that are
-    described and not read yet, counted from the place backwards; 0 is none.
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places. Each is the number of a node among `sources`
+    that the place does not read yet, counted backward from the place; 0 adds no node.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places: modules that take any number of tensors of one shape; see `Target`.
-        sources: the nodes that may be read; None: all. Those behind a place, and of another shape than it reads, are
-            none.
-        most: how many are candidates at most, the nearest ones.
+        sources: the nodes that may be read; None: all. Nodes after a place, or with another shape than its inputs, are
+            left out.
+        most: the most candidates; the nearest nodes are taken.
 
     Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3 (add connection).
 
@@ -40,7 +40,7 @@ class Link(AbstractMutator):
     most: Whole = 1000
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and connect."""
+        """Decide, and connect the places."""
         every = list(graph.graph.nodes)
         sources = every if self.sources is None else [place.nodes[-1] for place in graph.find(self.sources)]
         for number, place in enumerate(graph.find(self.at)):

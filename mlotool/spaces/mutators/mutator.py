@@ -12,13 +12,14 @@ from mlotool.spaces.model_graph import ModelGraph
 
 
 class AbstractMutator(ABC):
-    """Changes the graph of a model where its decisions say so.
+    """Base class of mutators, which change the graph of a model as decisions say.
 
-    A mutator of your own has a `name`, and `mutate`, which finds its places (`graph.find`), decides (`choose`) and
-    changes them by the operations of the graph: `replace`, `insert`, `delete`, `connect`, `create`, `call`, `repeat`.
+    A mutator of your own has a `name` and a method `mutate`. The method finds places (`graph.find`), decides
+    (`choose`), and changes the places by operations of the graph: `replace`, `insert`, `delete`, `connect`, `create`,
+    `call`, `repeat`.
 
     Attributes:
-        name: begins the names of its decisions and of its nodes.
+        name: the text with which the names of its decisions and nodes begin.
 
     Example:
         >>> class Drop(AbstractMutator):

@@ -1,4 +1,4 @@
-"""One operation out of several."""
+"""One of several operations."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +15,18 @@ from mlotool.spaces.tracing import matches
 class Operator(AbstractMutator):
     """Puts one of several modules in each place.
 
-    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places; with `tied` there is one, `<name>`, for all.
-    With a path in `tied` there is one for all places whose ids are equal behind what has that path: with `cells.*`
-    those of `cells.0.edges.3` and `cells.1.edges.3` are one. Decisions are numbered in the order of their first places.
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places. With `tied: true`, a single decision `<name>`
+    holds for all places. With a path in `tied`, places whose ids are equal after that path share a decision: with
+    `cells.*`, `cells.0.edges.3` and `cells.1.edges.3` do. Decisions are then numbered in the order of their first
+    places.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places; see `Target`.
-        candidates: by name, what makes a module; None keeps what stands there. It is given the settings of what stands
-            there, as far as it has arguments of such names: `in_channels`, `stride`, ... (see `settings_of`).
-        tied: whether all places have the same; or a path that begins those which do, as `cells.*`.
+        candidates: by name, a function that makes a module; None keeps the module that is there. The function gets
+            those settings of that module for which it has arguments: `in_channels`, `stride`, ... (see `settings_of`).
+        tied: whether all places share one decision; or a path, such as `cells.*`, after which the ids of places that
+            share a decision are equal.
 
     Raises:
         ConfigError: a place does not begin with the path in `tied`.
@@ -46,7 +48,7 @@ class Operator(AbstractMutator):
     tied: bool | str = False
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and replace."""
+        """Decide, and replace the modules."""
         decisions: dict[str, str] = {}
         for number, place in enumerate(graph.find(self.at, of_some=self.tied is True)):
             decision = self.name
@@ -63,5 +65,5 @@ def _behind(name: str, pattern: str) -> str:
     for count in range(len(names), 0, -1):
         if matches(".".join(names[:count]), pattern):
             return ".".join(names[count:])
-    advice = "Write a path that all places begin with, as 'cells.*' for 'cells.0.edges.3'."
+    advice = "Write a path with which all places begin, such as 'cells.*' for 'cells.0.edges.3'."
     raise ConfigError(f"tied: found the place '{name}', which does not begin with '{pattern}'. {advice}")

@@ -1,4 +1,4 @@
-"""A block several times."""
+"""Repeated blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from mlotool.spaces.mutators.mutator import AbstractMutator
 @target("mutator")
 @dataclass(eq=False)
 class Repeat(AbstractMutator):
-    """Puts each place as often behind itself as is decided; 0 leaves it out.
+    """Repeats each place as often as is decided; 0 removes it.
 
     Decisions are `<name>_0`, `<name>_1`, .. in the order of the places. Each copy has parameters of its own.
 
     Args:
-        name: of the decisions.
-        at: the places, which return the shape that they read; see `Target`.
-        counts: how often a place may stand there; the first count is taken where nothing is decided.
+        name: name with which the decisions begin.
+        at: the places, which have to keep the shape; see `Target`.
+        counts: the possible numbers of repetitions; the first one is the default.
 
     Source: Zhang et al. 2020, Retiarii, section 3.3; the depth of a stage in Tan et al. 2019 (MnasNet).
 
@@ -38,7 +38,7 @@ class Repeat(AbstractMutator):
     counts: Annotated[Sequence[Annotated[int, Ge(0), Le(1000)]], MinLen(1)]
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and repeat."""
+        """Decide, and repeat the places."""
         places = graph.find(self.at)
         # All are asked for before the first copy is made: too many are refused at once.
         asked = [list(graph.alternatives(f"{self.name}_{number}", self.counts)) for number, _ in enumerate(places)]

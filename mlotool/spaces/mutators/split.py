@@ -11,15 +11,15 @@ from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, chosen
 @target("mutator")
 @dataclass(eq=False)
 class Split(AbstractMutator):
-    """Puts one of several modules on one of the edges into each place.
+    """Inserts one of several modules into one of the edges that lead to each place.
 
-    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places, and where a module is put `<name>_0_input`: the
-    number of the edge, of those into the place's nodes in their order.
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places. If a module is inserted, `<name>_0_input` is
+    the number of the edge, counted over the edges to the place's nodes in their order.
 
     Args:
-        name: of the decisions.
+        name: name with which the decisions begin.
         at: the places; see `Target`.
-        candidates: by name, what makes a module that keeps the shape; None puts nothing there.
+        candidates: by name, a function that makes a module that keeps the shape; None inserts nothing.
 
     Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3 (insert node).
 
@@ -35,7 +35,7 @@ class Split(AbstractMutator):
     candidates: Candidates
 
     def mutate(self, graph: ModelGraph) -> None:
-        """Choose, and put."""
+        """Decide, and insert the modules."""
         for number, place in enumerate(graph.find(self.at)):
             name, sources = f"{self.name}_{number}", set(place.inputs)
             every = [(node, i, source) for node in place.nodes for i, source in enumerate(node.all_input_nodes)]

@@ -105,8 +105,8 @@ def path_of(decisions: Sequence[SharedDecision], decide: Callable[[SharedDecisio
 class AbstractPaths(nn.Module):
     """Draws paths.
 
-    What it keeps from one draw to the next is a buffer, so that a run that goes on draws what it would have drawn.
-    Random numbers are torch's, from its default generator.
+    State that is kept from one draw to the next is a buffer, so that a resumed run draws the same paths. Random numbers
+    come from torch's default generator.
 
     Example:
         >>> class First(AbstractPaths):
@@ -142,14 +142,14 @@ def number_drawn(drawn: Tensor) -> int:
         2
     """
     if is_batchedtensor(drawn):
-        fault = "tasks: found a path that is drawn in a loss of several tasks, which are computed as one program"
+        fault = "tasks: found a path that is drawn in a loss of several tasks, which are evaluated at once"
         raise ConfigError(f"{fault}. Set tasks to null, or write mlotool.spaces.PathWeights.")
     return int(drawn)
 
 
 @target("module")
 class UniformPaths(AbstractPaths):
-    """Draws each decision from its candidates, all with the same probability.
+    """Draws a candidate for each decision, all with the same probability (single path one-shot).
 
     Source: Guo et al. 2020, Single Path One-Shot Neural Architecture Search (arXiv 1904.00420), section 3.
 
@@ -168,9 +168,9 @@ class UniformPaths(AbstractPaths):
 
 @target("module")
 class FairPaths(AbstractPaths):
-    """Draws each decision's candidates in turn, in an order that is drawn anew when all have had theirs.
+    """Draws the candidates of each decision in turn, in a random order that changes after each round (FairNAS).
 
-    Of a decision with k candidates, each is taken once in k paths that ask for it, so that all are trained equally
+    In k paths that ask for a decision with k candidates, each candidate is taken once, so that all are trained equally
     often.
 
     Source: Chu et al. 2021, FairNAS (arXiv 1907.01845), section 3.2.
@@ -182,7 +182,7 @@ class FairPaths(AbstractPaths):
         ['k3', 'k3', 'k5', 'k5']
 
     Attributes:
-        left: (decisions, most candidates), bool: which have not had their turn.
+        left: (decisions, most candidates) bool, the candidates that are still to be taken in this round.
     """
 
     left: Tensor
@@ -255,13 +255,13 @@ def _kind(value: Tensor) -> str:
 
 
 class Mixture(NamedTuple):
-    """Several candidates of a decision, whose results are added up.
+    """A weighted sum of several candidates of a decision.
 
     Attributes:
-        candidates: which.
-        weights: (len(candidates),) of each.
-        taken: the one whose parameters get a gradient, if that is one alone; the others are there for the gradient of
-            the weights, and are left out where that is not asked for.
+        candidates: the candidates.
+        weights: (len(candidates),), the weight of each.
+        taken: the only candidate whose parameters get a gradient; None: all. The others are computed only for the
+            gradient of the weights, and are left out if that is not needed.
     """
 
     candidates: tuple[Value, ...]
@@ -520,7 +520,7 @@ def always_computed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _refusal(name: str) -> ConfigError:
-    fault = f"at: found '{name}', which only some models of the shared space have, or have as described"
+    fault = f"at: found '{name}', which exists, or fits the description, only in some models of the shared space"
     return ConfigError(f"{fault}. Name places by their paths, or put this mutator before the one that decides on it.")
 
 
@@ -634,7 +634,7 @@ class SharedGraph(ModelGraph):
                 yield
         except InfeasibleModelError as error:
             made = ", ".join(f"{name}: {value}" for name, value in self.modules.condition)
-            advice = f"Take out what does not{f' ({made})' if made else ''}, or search without shared."
+            advice = f"Remove candidates that do not fit{f' ({made})' if made else ''}, or search without shared."
             raise ConfigError(f"{error} In a shared space each candidate has to fit. {advice}") from error
 
     def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
@@ -655,7 +655,7 @@ class SharedGraph(ModelGraph):
             ConfigError: another mutator has several modules there.
         """
         if any(isinstance(node.target, Switch) and node_id(node) == place.id for node in place.nodes):
-            fault = f"at: found '{place.id}', where another mutator of the shared space decides what stands there"
+            fault = f"at: found '{place.id}', for which another mutator of the shared space decides already"
             raise ConfigError(f"{fault}. Write all candidates in one mutator, or search without shared.")
         return super().replace(place, build, name)
 
@@ -684,8 +684,8 @@ class SharedGraph(ModelGraph):
             every = [edges.get(node, before[node]) for edges in changes]
             forms = [fx.node.map_arg(edges, lambda _: "node") for edges in every]
             if any(form != forms[0] for form in forms):
-                fault = f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'"
-                raise ConfigError(f"{fault}. Join what it reads before, or search without shared.")
+                fault = f"the number of inputs of '{node_id(node)}' depends on the candidate of '{name}'"
+                raise ConfigError(f"{fault}. Join its inputs before, or search without shared.")
             read = list(zip(*map(nodes_in, every), strict=True))
             switches = iter([self._switch(name, values, sources) for sources in read])
             self._read({node: fx.node.map_arg(every[0], lambda _, switches=switches: next(switches))})  # type: ignore[misc]
@@ -712,5 +712,5 @@ def _edges(nodes: Iterable[fx.Node]) -> Edges:
 
 
 def _refuse(name: str, candidates: tuple[Value, ...]) -> Value:
-    fault = f"decisions.{name}: found `choose` of {len(candidates)} candidates, of which a shared space has all"
+    fault = f"decisions.{name}: found `choose` of {len(candidates)} candidates, while a shared space needs all of them"
     raise ConfigError(f"{fault}. Write `for value in graph.alternatives(name, candidates):` in the mutator.")

@@ -1,4 +1,4 @@
-"""A space trained as one network: every candidate once, a path for each mini-batch, and what decides between them."""
+"""A space that is trained as one network with shared weights (one-shot), and the distributions over its candidates."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,10 +123,10 @@ PATH = "path"
 
 
 class SharedSpace(Space, is_shared=True):
-    """All models of a space as one network that shares their weights.
+    """All models of a space as one network with shared weights (a supernet).
 
-    Each candidate of each place is there once, with the values that it has in a `Space`. A call runs one path through
-    it, which is a model of the space, or a mixture of several candidates at some places.
+    Each candidate of each place exists once, with the initial values that it has in a `Space`. A call computes one path
+    through the network, which is one model of the space, or a mixture of several candidates at some places.
 
     Args:
         base: as for `Space`.
@@ -137,19 +137,21 @@ class SharedSpace(Space, is_shared=True):
         seed: as for `Space`.
         place: as for `Space`.
         paths: an `AbstractPaths`, which draws a path for each call; None: the one path that `decisions` makes.
-        statistics: of layers that keep running ones (BatchNorm): "shared", those of a candidate, over all paths; or
-            "path", for at most 256 paths: each path has its own, which are those of a model that is trained on the
-            same mini-batches alone. A mixture is no path, and has a candidate's.
+        statistics: running statistics of BatchNorm and similar layers. "shared": each candidate has one set, over all
+            paths. "path": each path has its own set, as a model has that is trained alone on the path's mini-batches;
+            for at most 256 paths. Mixtures always use those of the candidates.
 
     Attributes:
-        table: the decisions that its models ask for.
-        counts: (candidates,), how many training steps have computed each; `path_counts` has them by name.
-        unsound: in a whole sentence, the first path in training whose result was not finite; None where all were.
-        runs_in_part: True: over ranks, a parameter's gradient is the mean over those whose path has used it.
+        table: the decisions that the models of the space ask for.
+        counts: (candidates,), the number of training steps that have computed each candidate; `path_counts` has them by
+            name.
+        unsound: a sentence about the first path in training whose result was not finite; None if there is none.
+        runs_in_part: always True: over ranks, the gradient of a parameter is the mean over the ranks whose path has
+            used it.
 
     Raises:
-        ConfigError: a candidate does not fit, a mutator decides in another way than by `graph.alternatives`, or one
-            looks for places that only some models have.
+        ConfigError: a candidate does not fit, a mutator does not decide by `graph.alternatives`, or it looks for places
+            that only some models have.
 
     Source: Zhang et al. 2020, Retiarii, section 5 (weight sharing); Guo et al. 2020 (arXiv 1904.00420).
 
@@ -178,7 +180,7 @@ class SharedSpace(Space, is_shared=True):
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         assert isinstance(model, shared_graph.SharedGraph)
         require(statistics in ("shared", "path"), "statistics", statistics, "shared or path")
-        expected = f"none called '{PATH}', which a shared space has for itself"
+        expected = f"no argument '{PATH}', which a shared space uses itself"
         require(PATH not in self._arguments, "base: inputs", self._arguments, expected, "Rename it.")
         model.is_rewired = True
         table = model.table.decisions
@@ -196,12 +198,12 @@ class SharedSpace(Space, is_shared=True):
         self.__dict__ |= {"table": table, "unsound": None, "_path": path, "_origins": origins, "_statistics": own}
 
     def forward(self, *args: Any, path: Mapping[str, Value | Mixture | Tensor] | None = None, **kwargs: Any) -> Any:
-        """Return what a model of the space makes of its inputs.
+        """Return the output of a model of the space.
 
         Args:
             args: inputs, in their order.
-            path: by decision, the name of a candidate; a tensor with a weight for each candidate, whose results are
-                added up; or a `Mixture` of some. None: what `paths` draws.
+            path: for each decision, the name of a candidate; or a tensor with one weight per candidate, for the
+                weighted sum of all candidates; or a `Mixture` of some candidates. None: a path that `paths` draws.
             kwargs: inputs, by their names.
         """
         args, choices = self._in_order(args, kwargs), self._drawn(path)
@@ -315,16 +317,16 @@ Rule = Callable[[Mapping[str, Sequence[Value]], Mapping[str, Tensor]], Mapping[s
 
 
 class AbstractArchitecture(nn.Module):
-    """A distribution over the candidates of each decision of a shared space, given by logits of its own.
+    """Base class of distributions over the candidates of each decision of a shared space, with learned logits.
 
     Args:
         space: makes the space; in a recipe `${problems.NAME.module}`.
-        scale: standard deviation of the logits at the start.
-        rule: returns what a search has found, a candidate for each decision; it is called with the candidates and their
-            probabilities, both by decision. None: the most probable candidates.
+        scale: standard deviation of the initial logits.
+        rule: derives the result of a search, one candidate per decision, from the candidates and their probabilities,
+            both by decision. None: the most probable candidates.
 
     Raises:
-        ConfigError: what is made is no shared space, or has no decisions.
+        ConfigError: `space` does not make a shared space, or the space has no decisions.
     """
 
     table: tuple[SharedDecision, ...]
@@ -346,7 +348,7 @@ class AbstractArchitecture(nn.Module):
         )
 
     def found(self) -> dict[str, Value]:
-        """Return the path that the probabilities of the candidates make, by the rule."""
+        """Return the path that `rule` derives from the probabilities of the candidates."""
         if self.rule is None:
             return path_of(self.table, lambda decision: decision.candidates[int(self.logits[decision.name].argmax())])
         candidates = {decision.name: decision.candidates for decision in self.table}
@@ -354,14 +356,14 @@ class AbstractArchitecture(nn.Module):
         return path_of(self.table, lambda decision: chosen[decision.name])
 
     def entropy(self) -> Tensor:
-        """Return the entropy of a decision in nats, mean over decisions, 0-D; log k where k candidates are alike."""
+        """Return the entropy in nats, mean over decisions, 0-D; it is log k for k equally probable candidates."""
         logarithms = [F.log_softmax(logits, 0) for logits in self.logits.values()]
         return torch.stack([-(logarithm.exp() * logarithm).sum() for logarithm in logarithms]).mean()
 
 
 @target("module")
 class PathWeights(AbstractArchitecture):
-    """Weights of all candidates: a space as a mixture, which gradients of the logits pass through.
+    """A weight for each candidate: the space as a mixture, through which gradients reach the logits (DARTS).
 
         y = sum_k softmax(logits)_k candidate_k(x)
 
@@ -380,17 +382,17 @@ class PathWeights(AbstractArchitecture):
     """
 
     def forward(self) -> dict[str, Tensor]:
-        """Return a weight for each candidate, by decision; their sum is 1."""
+        """Return by decision one weight per candidate (k,), with sum 1."""
         return {name: logits.softmax(0) for name, logits in self.logits.items()}
 
 
 @target("module")
 class BinaryPaths(AbstractArchitecture):
-    """One candidate a decision, drawn from two that are drawn, with a gradient for the logits of both.
+    """One candidate per decision, drawn from two sampled ones, with a gradient for the logits of both (ProxylessNAS).
 
-    Two candidates are drawn by their probabilities, without replacement, and one of them by theirs among the two: its
-    result is taken. The other one is computed as well, since the gradient of a gate is that of what it lets through;
-    memory is that of two paths, whatever the number of candidates.
+    Two candidates are drawn without replacement, by their probabilities, and one of the two is drawn by its probability
+    among them: its result is used. The other one is computed too, since the gradient of its gate depends on its result.
+    The memory is that of two paths, for any number of candidates.
 
         y = sum over the two of g_k candidate_k(x),   g = one_hot(drawn),   dg / dlogits := dp / dlogits
         p = softmax(logits of the two)
@@ -399,8 +401,9 @@ class BinaryPaths(AbstractArchitecture):
 
     Args: as for `AbstractArchitecture`.
 
-    Source: Cai et al. 2019, ProxylessNAS (arXiv 1812.00332), section 3.2, equations 3 and 4. There the logits are
-    scaled after a step, so that the probabilities of other candidates stay; here a step changes them as softmax does.
+    Source: Cai et al. 2019, ProxylessNAS (arXiv 1812.00332), section 3.2, equations 3 and 4. There, the logits are
+    rescaled after a step, so that the probabilities of other candidates do not change; here they change, as in any
+    softmax.
 
     Example:
         >>> from mlotool.spaces import Operator
@@ -415,7 +418,7 @@ class BinaryPaths(AbstractArchitecture):
     has_paths = True
 
     def forward(self) -> dict[str, Value | Mixture]:
-        """Return two candidates, of which one has the weight 1 and the other 0; by decision."""
+        """Return by decision two candidates, one with weight 1 and one with weight 0."""
         return {decision.name: self._drawn(decision) for decision in self.table} if self.training else {**self.found()}
 
     def _drawn(self, decision: SharedDecision) -> Value | Mixture:
@@ -433,15 +436,14 @@ class BinaryPaths(AbstractArchitecture):
 
 @target("module")
 class PathPolicy(AbstractArchitecture):
-    """Draws a path, and says how probable it was.
+    """Samples a path from learned probabilities, and returns its log-probability (ENAS, REINFORCE).
 
-    A loss that takes the path is differentiated by the score function (see
-    `mlotool.losses.expected_path_cross_entropy`).
+    Losses on such paths are differentiated by the score function (see `mlotool.losses.expected_path_cross_entropy`).
 
     Args: as for `AbstractArchitecture`.
 
-    Source: Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.1; Williams 1992 (REINFORCE). ENAS draws by a recurrent
-    network; here each decision has logits of its own.
+    Source: Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.1; Williams 1992 (REINFORCE). ENAS samples with a
+    recurrent network; here each decision has its own logits.
 
     Example:
         >>> from mlotool.spaces import Operator

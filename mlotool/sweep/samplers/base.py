@@ -153,7 +153,8 @@ def read_history(study: Study, number: int, sampler: str) -> History:
     """
     if len(study.directions) != 1:
         raise ConfigError(
-            f"sweep.sampler: found '{sampler}' with {len(study.directions)} objectives; expected one, or sampler=nsga2."
+            f"sweep.sampler: found '{sampler}' with {len(study.directions)} objectives; expected one objective, or "
+            "sampler=nsga2."
         )
     sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
     trials = study.get_trials(deepcopy=False)

@@ -1,4 +1,4 @@
-"""Regularized evolution: the oldest die, whatever their value."""
+"""Regularized evolution: the oldest members of the population are removed, regardless of their value."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,20 +33,21 @@ class Mutation:
 class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
     """Regularized (aging) evolution.
 
-    The population are the last `population_size` trials that finished. The best of `sample_size` of them, drawn with
-    replacement, is the parent; the child has its values but for one parameter, which is redrawn. What the parent has
-    not, or what its child may not have (a range of its own), is drawn at random, as is all until there is a population.
+    The population consists of the last `population_size` trials that finished. `sample_size` of them are drawn with
+    replacement, and the best is the parent. The child has the parent's values except for one parameter, which is drawn
+    anew. Values that the parent does not have, or that the child may not have (as its range differs), are drawn at
+    random. Until there is a population, all values are random.
 
-    Mutations that lead to a point that was tried are not made while there are others: a run with the same values and
-    seed would have the same result. Trials that failed are the worst of the population.
+    Mutations to settings that were tried before are avoided if possible, since a run with the same values and seed
+    would have the same result. Failed trials count as the worst of the population.
 
     Args:
-        population_size: trials that may be parents; the first that many are random.
-        sample_size: trials that compete for being the parent: more of them search more greedily.
-        seed: of the random numbers.
+        population_size: number of trials that may be parents; as many first trials are random.
+        sample_size: number of trials from which the best becomes the parent; a larger number searches more greedily.
+        seed: seed of the random numbers.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of range.
 
     Example:
         >>> import optuna

@@ -264,24 +264,24 @@ AtLeastTwo = Annotated[int, Ge(2)]
 
 @checked
 class PredictorSampler(AbstractHistorySampler[Prediction | None]):
-    """Thompson sampling by a linear model of decisions and of pairs of decisions.
+    """A learned performance predictor: Thompson sampling with a linear model of decisions and of pairs of decisions.
 
-    A trial draws the model's weights from their posterior, given all trials that have finished: a function of which it
-    is to find the largest value. It does so value by value: of those of a parameter it takes the one with the largest
-    sum of its own term, its pairs with the values taken before, and, for each parameter that is still to come, that
-    one's largest term and pairs, where parameters to come are those that trials with this value had. A value that would
-    end at a point that was tried is not taken while there are others.
+    For each trial, the weights of the model are drawn from their posterior given all finished trials; the trial then
+    looks for the settings with the largest value of that model. It chooses one parameter after the other: the value
+    with the largest sum of its own term, of its pairs with the values chosen before, and, for each parameter that is
+    still to come, of the largest term and pairs of that parameter. (The parameters to come are those that earlier
+    trials with this value had.) Settings that were tried before are avoided if possible.
 
-    The model learns from ranks of values. Trials that failed are left out.
+    The model is fitted to the ranks of the trials' values. Failed trials are left out.
 
     Args:
-        num_startup_trials: trials that have to finish before the model is used; until then values are random.
-        max_trials: at most that many are learned from: the better and the newer ones, half of each. It bounds the time
-            of a draw, which grows with the cube of their number.
-        seed: of the random numbers.
+        num_startup_trials: number of trials that have to finish before the model is used; until then values are random.
+        max_trials: the most trials that the model is fitted to, half of them the best and half the newest. The time of
+            a draw grows with the cube of this number.
+        seed: seed of the random numbers.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of range.
 
     Example:
         >>> import optuna

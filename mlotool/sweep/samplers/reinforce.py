@@ -20,27 +20,27 @@ Logits = Mapping[str, Mapping[Category, float]]
 
 @checked
 class ReinforceSampler(AbstractHistorySampler[Logits]):
-    """REINFORCE with a moving baseline.
+    """REINFORCE with a moving baseline: independent distributions of the parameters, moved by the policy gradient.
 
-    Each parameter has a categorical distribution `pi = softmax(z)` of its own. A finished trial of score `r` (its
-    value, of which more is better) moves the logits of its parameters, whose categories were `c`, by
+    Each parameter has its own categorical distribution `pi = softmax(z)`. A finished trial of score `r` (its value;
+    larger is better) changes the logits of its parameters, whose categories were `c`, by
 
         z += learning_rate * (A * (onehot(c) - pi) + entropy_weight * grad_z H(pi)),
 
-    where the advantage `A` is the mean of `sign(r - r_i)` over the last `baseline_window` scores before it: positive
-    where it is better than most, between -1 and 1, so that neither the objective's unit nor a single bad run matters.
-    Ranges with more than `num_bins` values have bins, equal ones in the logarithm where they are logarithmic. Trials
-    that failed are left out. The policy is computed by going through the finished trials in their order.
+    where the advantage `A` is the mean of `sign(r - r_i)` over the last `baseline_window` scores before it. `A` is
+    between -1 and 1, and positive if the trial is better than most, so neither the objective's unit nor a single bad
+    run matters. Ranges with more than `num_bins` values are divided into bins, of equal width on the scale of the range
+    (linear or logarithmic). Failed trials are left out. The policy follows from the finished trials in their order.
 
     Args:
-        learning_rate: of the logits.
-        baseline_window: trials that a score is compared with.
-        entropy_weight: how strongly the policy is drawn to the uniform one, so that a long search does not stick.
-        num_bins: of a range.
-        seed: of the random numbers.
+        learning_rate: step size of the logits.
+        baseline_window: number of earlier trials that a score is compared with.
+        entropy_weight: how strongly the policy is drawn to the uniform one, so that a long search goes on exploring.
+        num_bins: number of bins of a range.
+        seed: seed of the random numbers.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of range.
 
     Example:
         >>> import optuna

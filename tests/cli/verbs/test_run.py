@@ -121,7 +121,7 @@ def test_what_a_run_raises_is_an_exit_code(
 
 def test_sweep(call: Call, runner: FakeRunner, tmp_path: Path) -> None:
     code, out, err = call("run", "-m", "+recipe=plain", "seed=0,1", "hydra.run.dir=x")
-    assert code == 0 and "warning: hydra.run.dir: found it with -m, where it does nothing." in err
+    assert code == 0 and "warning: hydra.run.dir: has no effect with -m." in err
     assert [made.output_dir.name for made in runner.calls] == ["0", "1"]
     [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
@@ -149,8 +149,8 @@ def test_ctrl_c_in_a_sweep_shows_what_there_is(call: Call, runner: FakeRunner) -
 
 def test_what_does_nothing_is_a_warning(call: Call, runner: FakeRunner) -> None:
     code, _, err = call("run", "plain", "seed=1", "seed=2", "hydra.sweep.dir=x", "sweep.workers=2")
-    assert code == 0 and "warning: found seed=1, and later seed=2, which counts." in err
-    assert "warning: hydra.sweep.dir: found it without -m, where it does nothing." in err
+    assert code == 0 and "warning: found seed=1, and later seed=2; the later one counts." in err
+    assert "warning: hydra.sweep.dir: has no effect without -m." in err
     assert "warning: found sweep settings" in err
     assert "warning" not in call("run", "plain", "hydra.run.dir=x", "seed=3")[2]
 

@@ -114,7 +114,7 @@ def test_defaults_are_those_of_the_classes_and_fit(validator: Any) -> None:
 
 def test_keys_and_arguments_are_described(validator: Any) -> None:
     properties = validator.schema["properties"]
-    assert properties["runner"]["properties"]["log_every"]["description"].startswith("Ticks between two rows")
+    assert properties["runner"]["properties"]["log_every"]["description"].startswith("Number of ticks between two rows")
     text = str(validator.schema["definitions"]["solver"])
     assert "terms of the series" in text
 

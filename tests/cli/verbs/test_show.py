@@ -83,9 +83,7 @@ def test_multigrid_by_its_critical_path(call: Call) -> None:
 
 
 def test_where_it_is_and_what_to_add_for_it_is_told(call: Call) -> None:
-    expected = (
-        "# how fast layer-parallel training is to be expected to be: mlotool show layerparallel_resnet --parallel"
-    )
+    expected = "# the speed-up to expect of layer-parallel training: mlotool show layerparallel_resnet --parallel"
     assert expected in call("show", "layerparallel_resnet")[1]
     code, _, err = call("show", "plain", "--parallel")
     assert code == 2 and "found no problem with a parallel setting" in err
@@ -202,7 +200,7 @@ def test_errors_are_one_line(call: Call, space: str) -> None:
     for words, text in (
         (["clasifier"], "found 'clasifier'; expected a problem of the recipe, one of classifier."),
         (["classifier", "decisions.activation_0=tan"], "expected one of relu, tanh, narrow."),
-        (["classifier", "decisions.activation_0=narrow"], "does not take what it is given"),
+        (["classifier", "decisions.activation_0=narrow"], "does not accept its input"),
     ):
         code, out, err = call("show", space, "--nodes", *words)
         assert (code, out, len(err.splitlines())) == (2, "", 1) and text in err

@@ -27,7 +27,7 @@ REFUSED = {
     "name: [": "line",
     'name: "\\e]0;owned\\a"': "\\x1b]0;owned",
     "- 1": "list",
-    "seed: 010": "which YAML reads as an octal number",
+    "seed: 010": "which YAML reads as a number in base 8",
     "defaults: [{override hydra/job_logging: x}]": "hydra/job_logging",
     "defaults: [{/model@hydra.callbacks.x: mlp}]": "hydra.callbacks.x",
     "defaults: [{/data: ../../x}]": "../../x",

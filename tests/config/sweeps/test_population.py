@@ -56,7 +56,7 @@ def test_the_schedule_of_a_state_is_that_of_those_whose_it_was(tmp_path: Path) -
     members.write(SweepFolder(tmp_path))
     assert Population.read(SweepFolder(tmp_path)) == members
     members.copies[0].settings["problems.net.module.width"] = 3.0
-    with pytest.raises(ConfigError, match=r"found a copy of job 0 in population\.json that is none of this"):
+    with pytest.raises(ConfigError, match=r"found a copy of job 0 in population\.json that is not of this"):
         members.check()
 
 

@@ -442,7 +442,7 @@ def test_diverging_stages_say_what_to_lower() -> None:
         (lambda: auxiliary(method="lagrangian", variables="auxnet"), "expected penalty with variables=auxnet"),
         (lambda: alone(auxiliary(), loss=twice), r"calls its module a second time"),
         (lambda: alone(auxiliary(copies=2)), r"the batch's 'copy': found None"),
-        (lambda: alone(auxiliary(), stream=Stream(pictures(CropAndFlip(1)), 4)), r"that are augmented anew"),
+        (lambda: alone(auxiliary(), stream=Stream(pictures(CropAndFlip(1)), 4)), r"with random augmentation"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
         (
             lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)),

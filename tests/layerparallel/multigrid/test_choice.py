@@ -90,7 +90,7 @@ def test_it_moves_to_dearer_and_cheaper_plans() -> None:
 
 def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
     part = auto(wave(64, time=30.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
-    with pytest.warns(UserWarning, match="of .* plans none is within guard_threshold=0.001 .* one after the other"):
+    with pytest.warns(UserWarning, match="none of .* within guard_threshold=0.001.* one after the other"):
         step(part)
     assert part.statistics() == {"is_serial": 1.0, "gradient_bias": 0.0}
     torch.testing.assert_close(part(U0), part.layers(U0), rtol=0, atol=0)
@@ -103,7 +103,7 @@ def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
     with torch.no_grad():
         for parameter in part.layers.parameters():
             parameter.mul_(100)
-    with pytest.warns(UserWarning, match="none is within"):
+    with pytest.warns(UserWarning, match="has a gradient within"):
         for _ in range(3):
             step(part)
     assert part.guard.is_serial

@@ -276,7 +276,7 @@ def hooked() -> list[nn.Module]:
 
 READS = r"layer 0 reads a tensor of shape \(.*\) that requires a gradient, and is neither its parameter"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "between": (lambda: Stack(between), r"block 1 \(Residual\) called with something else than what the block before"),
+    "between": (lambda: Stack(between), r"block 1 \(Residual\) called with another input than the output"),
     "arguments": (
         lambda: Stack(unlike_arguments),
         r"block 1 \(Residual\) called with other arguments beside the state",
@@ -306,5 +306,5 @@ def test_what_would_be_solved_wrongly_is_refused(name: str) -> None:
 @pytest.mark.parametrize("run", [all_states, between])
 def test_ranks_refuse_what_reads_states_between_blocks(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = attached(Stack(run), over_ranks=True)
-    with pytest.raises((ConfigError, RuntimeError), match=r"device meta|something else than what the block before"):
+    with pytest.raises((ConfigError, RuntimeError), match=r"device meta|another input than the output"):
         on_ranks(monkeypatch, lambda rank: parallel(torch.ones(2, 3)), size=1)

@@ -146,7 +146,7 @@ def test_a_warm_start_goes_on() -> None:
     [
         ({"coarsening": [4, 9]}, "coarsening: found"),
         ({"relaxation": "CF"}, "relaxation: found"),
-        ({"initial": torch.zeros(3, 4, 3)}, r"initial: found .* \(3, 4, 3\); expected one value a point, \(65, 4, 3\)"),
+        ({"initial": torch.zeros(3, 4, 3)}, r"found .* \(3, 4, 3\); expected one value per point, \(65, 4, 3\)"),
         ({"step": lambda u, n, h: None}, "step: layer 0 returned None"),
         ({"step": lambda u, n, h: u.sub_(h * u)}, "step: layer 0 changed the state"),
         ({"step": lambda u, n, h: u[:, :2]}, r"layer 0 turned a state of shape \(4, 3\) into \(4, 2\)"),
