@@ -381,7 +381,7 @@ def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
         # Anything but a plain value has a fault of its own.
         elif isinstance(value, list | dict | str | bool | float | NoneType) and not _is_value(value):
             quotes = (
-                (" YAML reads yes, no, on and off as true or false: put quotes around them.")
+                " YAML reads yes, no, on and off as true or false: put quotes around them."
                 if isinstance(value, bool)
                 else ""
             )

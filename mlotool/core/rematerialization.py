@@ -128,7 +128,7 @@ class BlockCall:
             _require(
                 is_right,
                 fault,
-                ("a block that returns all tensors with a gradient"),
+                "a block that returns all tensors with a gradient",
                 "Return it too, or keep x.detach().",
             )
         what = "" if is_tracing() else self._evaluation.difference(_Evaluated(outputs, shapes, self._is_whole))

@@ -246,7 +246,7 @@ class MultigridResidual(nn.Module):
             is_right,
             "over_ranks",
             True,
-            ("layers without running statistics, since each rank would have only a part of them"),
+            "layers without running statistics, since each rank would have only a part of them",
         )
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
         self.method, self.backward_method = self.settings.methods(self.num_layers)
