@@ -619,7 +619,7 @@ class GradientComparison:
         with self._members.unmoved(there[0]) as restore:
             alone_s = len(there) * _fastest(lambda: self._members.prepared(there[0], batches), restore)[0]
         differences = (self.difference(number, batches, fused) for number in there)
-        reason = "one program of all takes longer" if fused_s > alone_s else ""
+        reason = "one program for all of these runs takes longer" if fused_s > alone_s else ""
         for problem, difference in filter(None, differences):
             reason = (
                 f"the gradient of problems.{problem} as one program is {difference:.1e} (relative) off that of a run's "
