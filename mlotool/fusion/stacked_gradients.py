@@ -619,7 +619,7 @@ class GradientComparison:
         with self._members.unmoved(there[0]) as restore:
             alone_s = len(there) * _fastest(lambda: self._members.prepared(there[0], batches), restore)[0]
         differences = (self.difference(number, batches, fused) for number in there)
-        reason = "fused runs take longer" if fused_s > alone_s else ""
+        reason = "one program for all of these runs takes longer" if fused_s > alone_s else ""
         for problem, difference in filter(None, differences):
             reason = (
                 f"the gradient of problems.{problem} in fused runs differs by {difference:.1e} (relative) from that of "

@@ -311,7 +311,7 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         Row(
             _TASKS_ON_RANKS,
             "hypergradient.rule: barrier",
-            f"{_OWN_TASKS}, and the barrier rule has one multiplier for all tasks",
+            f"{_OWN_TASKS}, and with rule: barrier one weight of the penalty is adapted to all tasks",
             "hypergradient.rule",
             "fixed",
         ),
@@ -330,7 +330,8 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         Row(
             "tasks",
             _DRAWS,
-            f"{_VMAP}, where a drawn value cannot decide what is computed; a mixture (spaces.PathWeights) works",
+            f"{_VMAP}, where a value drawn at random cannot decide which layers run; spaces.PathWeights works, because "
+            "it runs all of them",
             *_NO_TASKS,
         ),
         Row(

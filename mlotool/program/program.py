@@ -72,8 +72,8 @@ class Program:
         trace_from: the number of the step from which on a problem's steps are traced.
         traces_users_code: whether the user's own losses and modules are traced too, which takes them for pure functions
             of tensors.
-        held: problems that take no steps, as those of `baseline=fixed`. Their modules return the neutral value that they
-            declare (`neutral = 1.0`), if they do, and no hypergradient is computed for them.
+        held: problems that take no steps, as those of `baseline=fixed`; no hypergradient is computed for them. Their
+            modules return the neutral value that they declare (`neutral = 1.0`), if they do.
         run_length: number of ticks of the run, if known; traced steps are compared with steps that are not traced 100
             times in a run.
 

@@ -304,10 +304,9 @@ class OptimizerStep:
         require(is_plain, f"{key}.optimizer.differentiable", True, "false", "Unrolled differentiates steps by itself.")
         built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
         check_scheduler(name, built, optimizer, settings.scheduler_interval)
-        roles, advice = settings.optimizer_roles, "Give the problem an optimizer: optimizer='sgd', lr=0.1."
-        require(
-            bool(groups or not roles), f"{key}.optimizer_roles", roles, "an optimizer whose settings they are", advice
-        )
+        roles, expected = settings.optimizer_roles, "an optimizer whose settings they are"
+        advice = "Give the problem an optimizer: optimizer='sgd', lr=0.1."
+        require(bool(groups or not roles), f"{key}.optimizer_roles", roles, expected, advice)
         known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
         for setting in settings.optimizer_roles:
             require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
