@@ -83,19 +83,17 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
         run_dir: the run folder, once there is one.
-        tick: of the checkpoint to go on from; None where there is none.
     """
 
     def __init__(self, exit_code: int = 130) -> None:
         super().__init__()
         self.exit_code = exit_code
         self.run_dir: Path | None = None
-        self.tick: int | None = None
 
     def __str__(self) -> str:
-        if self.run_dir is None or self.tick is None:
-            return "interrupted before the first checkpoint"
-        return f"interrupted; {self.run_dir} has a checkpoint of tick {self.tick}. Go on with it: resume='auto'"
+        if self.run_dir is None:
+            return "interrupted before there was a run folder"
+        return f"interrupted; the run is in {self.run_dir}. Continue it with resume='auto'"
 
 
 class NonFiniteLossError(RunError):

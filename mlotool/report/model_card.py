@@ -76,8 +76,12 @@ def _results(compared: ComparedRun, taken: Mapping[str, Any]) -> list[str]:
 
 def _loading(folder: Path, library: str, node: Mapping[str, Any]) -> list[str]:
     if library == "peft":
-        call = 'model = PeftModel.from_pretrained(base, "FOLDER")  # base: the model that it adapts'
-        return ["from peft import PeftModel", "", call]
+        # Both find the base by the path or name in adapter_config.json.
+        if _json(folder / _ADAPTER).get("task_type") == "SEQ_CLS":
+            kind, labels = "AutoPeftModelForSequenceClassification", f", num_labels={node.get('num_classes', 2)!r}"
+        else:
+            kind, labels = "AutoPeftModelForCausalLM", ""
+        return [f"from peft import {kind}", "", f'model = {kind}.from_pretrained("FOLDER"{labels})']
     if library == "transformers":
         classes = _json(folder / "config.json").get("architectures")
         kind = classes[0] if isinstance(classes, list) and classes and str(classes[0]).isidentifier() else "AutoModel"

@@ -141,7 +141,7 @@ def test_two_objectives(tmp_path: Path) -> None:
     assert all(trial.values == [trial.values[1] / 100, trial.values[1]] for trial in trials(tmp_path))
     assert [each.name for each in study_of(tmp_path).directions] == ["MAXIMIZE", "MINIMIZE"]
     misspelt = {**SECOND, "second_objective": "classifier/num_paramters", "sampler": "nsga2"}
-    with pytest.raises(RunError, match=r"which .* has not; .* Did you mean 'classifier/num_parameters'"):
+    with pytest.raises(RunError, match=r"which .* has not logged; .* Did you mean 'classifier/num_parameters'"):
         run(take_up(tmp_path / "other", draw=draw, num_trials=3, **misspelt), tmp_path / "other", job)
 
 

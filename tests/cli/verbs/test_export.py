@@ -139,11 +139,11 @@ def test_a_strangers_folder_writes_no_markup_and_ends_no_block(run: Path, tmp_pa
     assert "<img" not in card and "[a]" not in card and card.count("```") == 6
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     assert "BertModel.from_pretrained(" in model_card(run, "classifier", tmp_path, "best", 1)
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}')
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b", "task_type": "SEQ_CLS"}')
     card = model_card(run, "classifier", tmp_path, "last", 1)
     assert (
         "base_model: a/b" in card
-        and "PeftModel" in card
+        and 'AutoPeftModelForSequenceClassification.from_pretrained("FOLDER", num_labels=10)' in card
         and "| val/accuracy (objective, larger is better) | 0.9" in card
     )
     assert "at the last checkpoint" in card
