@@ -77,8 +77,8 @@ def page(recipe: Path) -> str:
     picture = graph(name)
     if picture:
         lines += ["", "## Problems", "", f'<div class="graph">{picture}</div>', ""]
-        lines += ["Solid: its parameters change the training of the problem below. Dashed: its trained parameters are used"]
-        lines += ["above; its last line names the hypergradient method."]
+        lines += ["Solid: its parameters change the training of the problem below. Dashed: its trained parameters are"]
+        lines += ["used above; its last line names the hypergradient method."]
     lines += ["", *_run(name), "", "## The recipe", "", f'```yaml title="recipes/{name}.yaml"', text.strip(), "```"]
     return "\n".join(lines) + "\n"
 
