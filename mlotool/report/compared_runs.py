@@ -22,7 +22,7 @@ from mlotool.report.formats import NONE, duration, number, shortened
 from mlotool.report.page import page
 from mlotool.report.recorded_run import SPLIT_NAMES, RecordedRun, Series, read_series
 from mlotool.report.run_figures import SPLIT_STYLES, Line, curve_card
-from mlotool.report.sweep import status_of
+from mlotool.report.sweep import status_of, trained_by
 
 PAGE = "compare.html"
 MAX_RUNS, MAX_SETTINGS, MAX_METRICS, MAX_FIGURES, MAX_TEXT, MAX_LABEL = 26, 300, 300, 40, 60, 26
@@ -73,8 +73,11 @@ class ComparedRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The values of config.yaml by dotted key."""
-        return {key: value for key, value in ends(self.run.config) if key not in _LEFT_OUT}
+        """The values of config.yaml by dotted key; those of a population's member with the ticks of their changes."""
+        values = {key: value for key, value in ends(self.run.config) if key not in _LEFT_OUT}
+        for tick, changed in trained_by(self.run):
+            values |= {key: f"{values[key]}, from tick {tick}: {x}" if tick else x for key, x in changed.items()}
+        return values
 
     @cached_property
     def series(self) -> dict[str, Series]:

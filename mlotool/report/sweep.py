@@ -497,11 +497,7 @@ class Comparison:
 
         Nothing where jobs have kept their settings.
         """
-        row, population = setting.rows[0], self.population
-        if population is None or not row.job.isdigit() or int(row.job) >= len(population.settings):
-            return []
-        tick = RecordedRun(RunFolder(row.folder)).best_tick
-        return population.schedule(int(row.job), math.inf if tick is None else tick)
+        return _trained_by(RecordedRun(RunFolder(setting.rows[0].folder)), self.population)
 
     def describe(self, setting: Setting) -> str:
         """Return a setting as the words of a command line."""
@@ -529,9 +525,7 @@ def repeat_command(comparison: Comparison) -> str:
     if setting is None or setting.mean is None:
         return ""
     begin, words = _job_words(RecordedRun(RunFolder(setting.rows[0].folder)))
-    if trained_by := comparison.trained_by(setting):
-        words = [word for word in words if word.lstrip("+").partition("=")[0] not in trained_by[0][1]]
-        words += _as_words(trained_by)
+    words = _changed(words, comparison.trained_by(setting))
     seeds = [(key, [row.parameters[key] for row in setting.rows]) for key in comparison.seed_keys]
     if len(setting.rows) == 1 or len(seeds) != 1:
         return shlex.join(["mlotool", "run", *begin, *words])
@@ -543,7 +537,28 @@ def repeat_command(comparison: Comparison) -> str:
 def job_command(run: RecordedRun) -> str:
     """Return one line that trains a job of a sweep again, on its own."""
     begin, words = _job_words(run)
-    return shlex.join(["mlotool", "run", *begin, *words])
+    return shlex.join(["mlotool", "run", *begin, *_changed(words, trained_by(run))])
+
+
+def trained_by(run: RecordedRun) -> list[tuple[int, Settings]]:
+    """Return by what a run's best state was trained, each with the tick after which it began.
+
+    Nothing for a run that is no member of a population.
+    """
+    return _trained_by(run, Population.read(SweepFolder(run.folder.path.parent)))
+
+
+def _trained_by(run: RecordedRun, population: Population | None) -> list[tuple[int, Settings]]:
+    job = run.folder.path.name
+    if population is None or not job.isdigit() or int(job) >= len(population.settings):
+        return []
+    return population.schedule(int(job), math.inf if run.best_tick is None else run.best_tick)
+
+
+def _changed(words: Sequence[str], trained_by: Sequence[tuple[int, Settings]]) -> list[str]:
+    """Return a job's overrides with the settings of a population's member in the place of those that it began with."""
+    own = trained_by[0][1] if trained_by else {}
+    return [*(word for word in words if word.lstrip("+").partition("=")[0] not in own), *_as_words(trained_by)]
 
 
 def _job_words(run: RecordedRun) -> tuple[list[str], list[str]]:
@@ -569,6 +584,8 @@ def _as_words(trained_by: Sequence[tuple[int, Settings]]) -> list[str]:
         >>> _as_words([(0, {"problems.net.optimizer.lr": 0.1}), (50, {"problems.net.optimizer.lr": 0.2})])
         ['problems.net.optimizer.lr=0.1', 'runner.changes={50: {problems.net.optimizer.lr: 0.2}}']
     """
+    if not trained_by:
+        return []
     (_, first), *later = trained_by
     texts = [f"{tick}: {{{', '.join(f'{key}: {value!r}' for key, value in now.items())}}}" for tick, now in later]
     return [
