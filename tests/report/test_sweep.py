@@ -12,14 +12,18 @@ import pytest
 import yaml
 
 from mlotool.core.errors import ConfigError
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report import sweep_rows, write_sweep_summary
+from mlotool.report.compared_runs import ComparedRun
 from mlotool.report.formats import NONE
+from mlotool.report.recorded_run import RecordedRun
 from mlotool.report.sweep import (
     MAX_LINES,
     Column,
     Comparison,
     compare,
     fusion_lines,
+    job_command,
     read_plan,
     repeat_command,
     seeds,
@@ -348,6 +352,10 @@ def test_of_a_population_the_line_has_the_settings_that_its_best_state_was_train
     comparison = replace(compare(tmp_path), mode="max")
     line = "mlotool run mwn runner.max_ticks=60 a.lr=1.0 'runner.changes={300: {a.lr: 0.5}}'"
     assert repeat_command(comparison) == line
+    member = RecordedRun(RunFolder(tmp_path / "1"))
+    assert job_command(member) == line
+    (tmp_path / "1" / "config.yaml").write_text("a: {lr: 2.0}\n")
+    assert ComparedRun("A", member.folder.path).settings["a.lr"] == "1.0, from tick 300: 0.5"
     write_sweep_summary(tmp_path, comparison)
     with (tmp_path / "sweep.csv").open() as file:
         assert [row["copied"] for row in csv.DictReader(file)] == ["", "0 at 300, 0 at 900"]
