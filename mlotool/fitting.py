@@ -5,6 +5,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,9 @@ def _write_page(run_dir: Path) -> None:
     try:
         write(run_dir)
     except KeyboardInterrupt:
-        warnings.warn(f"The run has ended; only its report is missing: mlotool report {run_dir}", stacklevel=3)
+        # Where warnings are errors, Ctrl-C stays what is raised.
+        with suppress(Warning):
+            warnings.warn(f"The run has ended; only its report is missing: mlotool report {run_dir}", stacklevel=3)
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"

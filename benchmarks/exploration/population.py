@@ -118,8 +118,7 @@ def search(task: str, method: str, seed: int, budget: float) -> tuple[list[Found
         trials = [study.ask(distributions) for _ in range(GROUPS[method])]
         words = [[f"{key}={trial.params[key]}" for key in distributions] for trial in trials]
         with tempfile.TemporaryDirectory() as name:
-            # As in a sweep, the recipe's own values are never pruned.
-            watches = [_watch(trial) if method == "asha" and trial.number > 0 else None for trial in trials]
+            watches = [_watch(trial) if method == "asha" else None for trial in trials]
             results = train(plan, words, Path(name), watches=watches)
             statuses = [RunFolder(Path(name) / str(number)).summary().get("status") for number in range(len(trials))]
         for trial, result, status in zip(trials, results, statuses, strict=True):
@@ -136,7 +135,8 @@ def search(task: str, method: str, seed: int, budget: float) -> tuple[list[Found
 def _watch(trial: optuna.Trial) -> Any:
     def watch(tick: int, value: float) -> bool:
         trial.report(value, tick)
-        return trial.should_prune()
+        # As in a sweep, the recipe's own values are never pruned.
+        return trial.number > 0 and trial.should_prune()
 
     return watch
 
@@ -193,6 +193,8 @@ def main() -> None:
     where = record.surroundings(("torch", "pytorch-lightning", "optuna"))
     before = json.loads(arguments.output.read_text()) if arguments.output.is_file() else {}
     rows: list[dict[str, Any]] = before.get("rows", [])
+    if rows and before.get("members") != arguments.members:
+        parser.error(f"{arguments.output} is of {before.get('members')} members; give another --output")
     for seed in arguments.seeds:
         for task in arguments.tasks:
             if any((row["task"], row["seed"]) == (task, seed) for row in rows):

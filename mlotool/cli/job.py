@@ -18,7 +18,7 @@ from mlotool.config.composition import finish, later_words
 from mlotool.config.schema import wandb_mode
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
-from mlotool.folders.run_folder import RunFolder
+from mlotool.folders.run_folder import RunFolder, is_stamp
 from mlotool.sweep.folder import note_failure
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def write_report(config: Any, run_dir: Path) -> None:
     try:
         write(run_dir)
     except KeyboardInterrupt:
-        say(f"the run has finished, but its page was not written. Write it with: mlotool report {nearby(run_dir)}")
+        say(f"the run has ended, but its report was not written. Write it with: mlotool report {nearby(run_dir)}")
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
@@ -182,7 +182,9 @@ def _remove_if_empty(run_dir: Path) -> bool:
         if any(run_dir.iterdir()):
             return False
         run_dir.rmdir()
-        run_dir.parent.rmdir()
+        around, here = run_dir.parent, Path.cwd()
+        if is_stamp(run_dir.name) and around != here and around not in here.parents:
+            around.rmdir()
     return True
 
 

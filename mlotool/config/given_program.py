@@ -61,7 +61,7 @@ def built_from(program: "Program", data: Any, settings: Mapping[str, Any]) -> tu
     trace = {None: False, "eager": True}.get(program.internals.tracing.backend, program.internals.tracing.backend)
     described = {
         "name": _name_of_script(),
-        "baseline": "fixed" if program.internals.held else None,
+        "baseline": "fixed" if program.internals.held.issuperset(program.graph.upper_to_lower) else None,
         **given,
         "data": _described_data(program, data),
         "hypergradient": None,
@@ -186,4 +186,5 @@ def _described_data(program: "Program", data: Any) -> dict[str, Any]:
     splits: Any = None if data is None else path_of(data)
     if isinstance(data, Mapping):
         splits = {str(name): words(samples) for name, samples in data.items()}
-    return {MADE_BY: SCRIPT, "streams": streams, "splits": splits}
+    held = {"held": sorted(program.internals.held)} if program.internals.held else {}
+    return {MADE_BY: SCRIPT, "streams": streams, "splits": splits, **held}

@@ -92,8 +92,8 @@ class Interrupted(KeyboardInterrupt):
 
     def __str__(self) -> str:
         if self.run_dir is None:
-            return "interrupted before there was a run folder"
-        return f"interrupted; the run is in {self.run_dir}. Continue it with resume='auto'"
+            return "interrupted"
+        return f"interrupted; the run is in {self.run_dir}. If it saves checkpoints, resume='auto' continues it"
 
 
 class NonFiniteLossError(RunError):

@@ -1,6 +1,7 @@
 """Cross-entropy of a classifier, its mean squared error, and what losses and analyses of samples are made of."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -66,11 +67,25 @@ def squared_errors(batch: Batch, model: BoundModule) -> Tensor:
     return (output - target) ** 2
 
 
-def sample_losses(batch: Batch, model: BoundModule) -> Tensor:
-    """Return the loss of each sample (b,): squared error for floating-point targets, else cross-entropy."""
-    if batch["target"].is_floating_point():
-        return squared_errors(batch, model).flatten(1).mean(dim=1)
-    return F.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
+def mean_squared_errors(batch: Batch, model: BoundModule) -> Tensor:
+    """Return the squared error of each sample, the mean over its outputs, (b,)."""
+    errors = squared_errors(batch, model)
+    return errors.reshape(len(errors), -1).mean(dim=1)
+
+
+Kind = Literal["cross_entropy", "squared_error"]
+
+
+def sample_losses(batch: Batch, model: BoundModule, kind: Kind | None = None) -> Tensor:
+    """Return the loss of each sample (b,).
+
+    None: squared error if the target of a sample is one floating-point number, else cross-entropy.
+    """
+    target = batch["target"]
+    is_number = target.is_floating_point() and target.numel() == len(target)
+    if kind == "squared_error" or (kind is None and is_number):
+        return mean_squared_errors(batch, model)
+    return F.cross_entropy(model(batch["input"]), target, reduction="none")
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:

@@ -7,7 +7,16 @@ from torch.nn import functional as F
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.settings import target
-from mlotool.losses.cross_entropy import Batch, accuracy, auroc, collected, sample_losses, squared_errors, weighted_mean
+from mlotool.losses.cross_entropy import (
+    Batch,
+    Kind,
+    accuracy,
+    auroc,
+    collected,
+    mean_squared_errors,
+    sample_losses,
+    weighted_mean,
+)
 
 # n: samples of the whole split, b: batch, d: features, k: classes
 
@@ -89,7 +98,7 @@ def reweighted_squared_error(
     Raises:
         RunError: output and target differ in shape.
     """
-    losses = squared_errors(batch, model).flatten(1).mean(dim=1)
+    losses = mean_squared_errors(batch, model)
     return _weighted(losses, weigher(stop_gradient(losses)[:, None]).squeeze(1), normalize)
 
 
@@ -114,7 +123,7 @@ def sample_weighted_squared_error(
     Raises:
         RunError: output and target differ in shape.
     """
-    losses = squared_errors(batch, model).flatten(1).mean(dim=1)
+    losses = mean_squared_errors(batch, model)
     return _weighted(losses, weights(batch["index"]), normalize)
 
 
@@ -131,34 +140,41 @@ def _weighted(
 
 
 @target("analysis")
-def weight_against_loss(batches: Iterable[Batch], *, model: BoundModule, weigher: BoundModule) -> dict[str, Tensor]:
+def weight_against_loss(
+    batches: Iterable[Batch], *, model: BoundModule, weigher: BoundModule, loss: Kind | None = None
+) -> dict[str, Tensor]:
     """Return each sample's loss and the weight that a weight net gives it.
 
     Args:
         batches: of one pass over a split, with `input`, `target` and, where labels were corrupted, `clean_target`.
         model: role; gives logits, or what `reweighted_squared_error` compares with targets that are real numbers.
         weigher: role; maps losses (b, 1) to weights (b, 1).
+        loss: of a sample, `cross_entropy` or `squared_error`. None: squared error if the target of a sample is one
+            floating-point number, else cross-entropy.
 
     Returns:
         1-D, in the order of the batches: `loss`, `weight`, `target`; with `clean_target` also `clean` (whether the
         label is right). 0-D: `mean_weight`; with `clean_target` also what `wrong_label_metrics` returns.
     """
-    return _analyse(batches, model, lambda batch, losses: weigher(losses[:, None]).squeeze(1))
+    return _analyse(batches, model, lambda batch, losses: weigher(losses[:, None]).squeeze(1), loss)
 
 
 @target("analysis")
-def sample_weight_analysis(batches: Iterable[Batch], *, model: BoundModule, weights: BoundModule) -> dict[str, Tensor]:
+def sample_weight_analysis(
+    batches: Iterable[Batch], *, model: BoundModule, weights: BoundModule, loss: Kind | None = None
+) -> dict[str, Tensor]:
     """Return each sample's loss and its own learned weight.
 
     Args:
         batches: as for `weight_against_loss`, with `index`.
         model: role; as for `weight_against_loss`.
         weights: role; maps indices (b,) to weights (b,).
+        loss: as for `weight_against_loss`.
 
     Returns:
         As `weight_against_loss`.
     """
-    return _analyse(batches, model, lambda batch, losses: weights(batch["index"]))
+    return _analyse(batches, model, lambda batch, losses: weights(batch["index"]), loss)
 
 
 def wrong_label_metrics(weight: Tensor, is_wrong: Tensor) -> dict[str, Tensor]:
@@ -184,20 +200,22 @@ def wrong_label_metrics(weight: Tensor, is_wrong: Tensor) -> dict[str, Tensor]:
 
 
 def _analyse(
-    batches: Iterable[Batch], model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]
+    batches: Iterable[Batch], model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor], loss: Kind | None
 ) -> dict[str, Tensor]:
-    arrays = collected(batches, lambda batch: _rows(batch, model, weigh))
+    arrays = collected(batches, lambda batch: _rows(batch, model, weigh, loss))
     scalars = {"mean_weight": arrays["weight"].mean()}
     if "clean" in arrays:
         scalars.update(wrong_label_metrics(arrays["weight"], ~arrays["clean"]))
     return arrays | scalars
 
 
-def _rows(batch: Batch, model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]) -> dict[str, Tensor]:
-    losses = sample_losses(batch, model)
+def _rows(
+    batch: Batch, model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor], loss: Kind | None
+) -> dict[str, Tensor]:
+    losses = sample_losses(batch, model, loss)
     rows = {"loss": losses, "weight": weigh(batch, losses), "target": batch["target"]}
     if "clean_target" in batch:
-        rows["clean"] = batch["target"] == batch["clean_target"]
+        rows["clean"] = (batch["target"] == batch["clean_target"]).reshape(len(losses), -1).all(dim=1)
     return rows
 
 

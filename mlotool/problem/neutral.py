@@ -40,13 +40,14 @@ def hold(module: nn.Module, given: float | None = None) -> None:
                 [1.]])
     """
     neutral = getattr(module, "neutral", None) if given is None else given
-    if neutral is not None and not _is_held(module):
+    if neutral is not None and not is_held(module):
         is_right = callable(neutral) or is_number(neutral)
         require(is_right, f"{type(module).__name__}.neutral", neutral, "a number, or a method with forward's arguments")
         module.forward = partial(_held, module.forward, neutral)
 
 
-def _is_held(module: nn.Module) -> bool:
+def is_held(module: nn.Module) -> bool:
+    """Say whether a module returns its neutral value."""
     own = vars(module).get("forward")
     return isinstance(own, partial) and own.func is _held
 
@@ -74,5 +75,5 @@ def check_held(name: str, module: nn.Module, method: str, lower: str) -> None:
     fields = {"name": name, "module": named(module), "lower": lower, "method": method}
     if method:
         raise ConfigError(_METHOD.format(**fields))
-    if not _is_held(module) and not takes_nothing(module.forward):
+    if not is_held(module) and not takes_nothing(module.forward):
         raise ConfigError(_UNKNOWN.format(**fields))

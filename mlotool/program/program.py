@@ -16,7 +16,7 @@ from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import RandomStream
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
 from mlotool.problem.description import facts_of, formula_of
-from mlotool.problem.neutral import hold
+from mlotool.problem.neutral import hold, is_held
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import Reduce
 from mlotool.problem.saved_form import check_whole
@@ -120,8 +120,12 @@ class Program:
         self.random = RandomStream(self.devices)
         tracing = Tracing(trace, trace_from, traces_users_code, run_length)
         self.internals = Internals(self.problems, graph, reduce, self.random, tracing, held)
-        for name in self.internals.held:
-            hold(self.problems[name].module)
+        for name, problem in self.problems.items():
+            if name in self.internals.held:
+                hold(problem.module)
+            else:
+                expected, advice = "a module that no program holds at its neutral value", "Make a new module."
+                require(not is_held(problem.module), f"problems.{name}.module", "one of a control", expected, advice)
 
     def __repr__(self) -> str:
         lines = [f"Program of {len(self.problems)} problem{'s' * (len(self.problems) > 1)}"]

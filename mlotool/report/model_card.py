@@ -13,10 +13,11 @@ from mlotool.folders.run_folder import RunFolder
 from mlotool.report.compared_runs import ComparedRun
 from mlotool.report.formats import number
 from mlotool.report.recorded_run import RecordedRun, as_dict
-from mlotool.report.sweep import job_command
+from mlotool.report.sweep import job_command, trusted_packages
 
 FILE, MAX_METRICS, MAX_DATA_LINES = "README.md", 30, 40
 _ADAPTER = "adapter_config.json"
+_PEFT = {"SEQ_CLS": "AutoPeftModelForSequenceClassification", "CAUSAL_LM": "AutoPeftModelForCausalLM"}
 
 
 def model_card(run_dir: Path, problem: str, folder: Path, checkpoint: str, num_parameters: int) -> str:
@@ -52,7 +53,8 @@ def model_card(run_dir: Path, problem: str, folder: Path, checkpoint: str, num_p
         f"bilevel and multilevel optimization.{_levels(run.config, problem)}",
         "", "## Results", "", *_results(compared, taken), "",
         "## Load it", "", *_block("python", _loading(folder, library, node)), "",
-        "With mlotool and the run's folder: " f'`mlotool.load("RUN", "{_plain(problem)}", "{checkpoint}")`.', "",
+        "With mlotool and the run's folder: "
+        f'`mlotool.load("RUN", "{_plain(problem)}", "{checkpoint}"{_trust(run)})`.', "",
         "## How it was made", "", *_block("bash", [_command(run)]), "",
         f"The seed is {seed}. `config.yaml` has every setting, and `recipe.yaml` the recipe. The data:", "",
         *_block("yaml", _data(run.config)), "",
@@ -76,11 +78,10 @@ def _results(compared: ComparedRun, taken: Mapping[str, Any]) -> list[str]:
 
 def _loading(folder: Path, library: str, node: Mapping[str, Any]) -> list[str]:
     if library == "peft":
-        # Both find the base by the path or name in adapter_config.json.
-        if _json(folder / _ADAPTER).get("task_type") == "SEQ_CLS":
-            kind, labels = "AutoPeftModelForSequenceClassification", f", num_labels={node.get('num_classes', 2)!r}"
-        else:
-            kind, labels = "AutoPeftModelForCausalLM", ""
+        # It finds the base by the path or name in adapter_config.json.
+        kind = _PEFT.get(str(_json(folder / _ADAPTER).get("task_type")), "AutoPeftModel")
+        is_known = kind.endswith("Classification") and isinstance(node.get("num_classes"), int)
+        labels = f", num_labels={node['num_classes']}" if is_known else ""
         return [f"from peft import {kind}", "", f'model = {kind}.from_pretrained("FOLDER"{labels})']
     if library == "transformers":
         classes = _json(folder / "config.json").get("architectures")
@@ -117,6 +118,11 @@ def _command(run: RecordedRun) -> str:
     """Return the command of a run; of the job of a sweep, one for it alone."""
     command = str(run.provenance.get("command") or "# The command was not recorded.")
     return job_command(run) if {"-m", "--multirun"} & set(command.split()) else command
+
+
+def _trust(run: RecordedRun) -> str:
+    packages = trusted_packages(run)
+    return f", trust={[_plain(package) for package in packages]}" if packages else ""
 
 
 def _summary(recipe: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.folders.run_folder import RunFolder
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report import layer_parallel, outputs, run_figures
 from mlotool.report.figure import Sketchbook, problem_colours, report_style
 from mlotool.report.formats import NONE, duration, number
@@ -47,12 +48,22 @@ def write_report(run_dir: Path) -> Path:
     run = RecordedRun(folder)
     with report_style():
         values = _drawn(run, Sketchbook(folder.path / folder.FIGURES))
-    values |= {"recipe": run.recipe, "overrides": run.overrides}
+    values |= {"recipe": run.recipe, "overrides": run.overrides, "member": _member(run)}
     text = page(
         "run.html", run.name, run=run, badges=BADGES, tiles=_tiles(run), owners=_final(run, values["colours"]),
         metric_notes=_metric_notes(run), facts=_facts(run), findings=_findings(run), **values,
     )  # fmt: skip
     return folder.write_page(text)
+
+
+def _member(run: RecordedRun) -> str:
+    """Return the command that trains the best state of a population's member; "" for any other run."""
+    if not (run.folder.path.parent / SweepFolder.POPULATION).is_file():
+        return ""
+    # It imports OmegaConf, which the page of any other run does without.
+    from mlotool.report.sweep import job_command
+
+    return job_command(run)
 
 
 def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mlotool.folders.safe_files import MAX_CONFIG_BYTES
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report.formats import shortened
 from mlotool.report.recorded_run import RecordedRun, as_dict
-from mlotool.report.sweep import compare, number_of, parameters_of, status_of
+from mlotool.report.sweep import Comparison, compare, number_of, parameters_of, status_of
 
 MAX_DEPTH, MAX_FOLDERS, MAX_NAME, MAX_FAULT = 8, 200_000, 100, 500
 # The status of a folder whose files could not be read.
@@ -168,11 +168,7 @@ def summarized(rows: Iterable[RunRow]) -> list[RunRow]:
 
 def _summary(folder: Path, jobs: list[RunRow]) -> RunRow:
     counts = Counter(job.status for job in jobs)
-    best = min(jobs, key=by_objective)
-    comparison = compare(folder)
-    setting = comparison.best or comparison.only
-    if comparison.has_seeds and setting is not None:
-        best = replace(best, objective=comparison.objective, value=setting.mean, best_tick=None)
+    best = _best(jobs, compare(folder))
     return replace(
         best,
         status=", ".join(f"{count} {status}" for status, count in counts.items()),
@@ -181,6 +177,19 @@ def _summary(folder: Path, jobs: list[RunRow]) -> RunRow:
         folder=folder,
         fault=" ".join(filter(None, (job.fault for job in jobs)))[:MAX_FAULT],
     )
+
+
+def _best(jobs: list[RunRow], comparison: Comparison) -> RunRow:
+    """Return the row of the best setting of a sweep; of some of its jobs alone, that of the best job."""
+    is_whole = {job.folder.name for job in jobs} == {row.job for row in comparison.rows}
+    if not (comparison.has_seeds and is_whole):
+        return min(jobs, key=by_objective)
+    setting = comparison.best or comparison.only
+    if setting is None:
+        return replace(jobs[0], value=None, best_tick=None)
+    job = next(job for job in jobs if job.folder.name == setting.rows[0].job)
+    overrides = {key: value for key, value in job.overrides.items() if key not in comparison.seed_keys}
+    return replace(job, objective=comparison.objective, value=setting.mean, best_tick=None, overrides=overrides)
 
 
 def by_objective(row: RunRow) -> tuple[str, bool, float]:

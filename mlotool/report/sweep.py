@@ -24,7 +24,7 @@ from mlotool.folders.run_folder import ENDED, RunFolder
 from mlotool.folders.safe_files import read_text
 from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report.formats import LARGEST, NONE, SMALLEST, number, shortened
-from mlotool.report.recorded_run import SPLIT_NAMES, RecordedRun, as_dict
+from mlotool.report.recorded_run import RecordedRun, as_dict
 
 # No run writes longer texts.
 MAX_ERROR, MAX_NAME, MAX_STATUS = 5_000, 200, 40
@@ -48,7 +48,7 @@ class SweepRow:
         folder: of the job.
         error: why it failed, or makes no model; empty where neither is so.
         num_parameters: of its problems.
-        other_splits: the objective's metric on other splits at the best checkpoint, such as `test/accuracy`.
+        other_splits: the objective's metric on other splits, as `test/accuracy`, at the same checkpoint as `value`.
     """
 
     job: str
@@ -162,7 +162,9 @@ def _row(path: Path, *, is_alive: bool) -> SweepRow:
     key = shortened(str(objective.get("key") or ""), MAX_NAME)
     metrics = {str(key): number_of(value) for key, value in run.metrics.items()}
     known = {key: value for key, value in metrics.items() if value is not None}
-    ticks, others = as_dict(summary.get("ticks")), {f"{split}/{key.partition('/')[2]}" for split in SPLIT_NAMES} - {key}
+    splits, ticks = as_dict(as_dict(run.config.get("evaluate")).get("splits")), as_dict(summary.get("ticks"))
+    others = {f"{split}/{key.partition('/')[2]}" for split in splits} - {key}
+    tick = ticks.get(key) if run.best_tick is None else run.best_tick
     sizes = {str(key): number_of(size) for key, size in as_dict(summary.get("num_parameters")).items()}
     duration = number_of(run.provenance.get("duration_s")) if summary else None
     return SweepRow(
@@ -177,7 +179,7 @@ def _row(path: Path, *, is_alive: bool) -> SweepRow:
         folder=path,
         error=shortened(str(summary.get("error") or ""), MAX_ERROR),
         num_parameters={key: int(size) for key, size in sizes.items() if size is not None},
-        other_splits={other: known[other] for other in known if other in others and ticks.get(other) == run.best_tick},
+        other_splits={other: known[other] for other in known if other in others and tick and ticks.get(other) == tick},
     )
 
 
@@ -347,8 +349,8 @@ class Setting:
 
     @cached_property
     def other_splits(self) -> dict[str, tuple[float, ...]]:
-        """The values of the jobs that finished, by each key of `SweepRow.other_splits` that all of them have."""
-        rows = [row for row in self.rows if row.status == "finished"]
+        """The values of the jobs whose objective counts, by each key of `SweepRow.other_splits` that all have."""
+        rows = [row for row in self.rows if counts(row, row.objective)]
         keys = rows[0].other_splits if rows else ()
         values = {key: tuple(row.other_splits.get(key, math.nan) for row in rows) for key in keys}
         return {key: known for key, known in values.items() if not any(map(math.isnan, known))}
@@ -608,6 +610,12 @@ def _sources(command: str) -> tuple[str, list[str]]:
     path = next((word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))), "")
     trusted = [word for pair in pairwise(words) if pair[0] == "--trust" for word in pair]
     return path, trusted + [word for word in words if word.startswith("--trust=")]
+
+
+def trusted_packages(run: RecordedRun) -> list[str]:
+    """Return the packages of the user's that a run's command names by `--trust`."""
+    _, words = _sources(str(run.provenance.get("command") or ""))
+    return [word.removeprefix("--trust=") for word in words if word != "--trust"]
 
 
 def override(key: str, value: str) -> str:

@@ -191,7 +191,7 @@ def setting_columns(comparison: Comparison, settings: Sequence[Setting]) -> list
         TableColumn("standard_error", [setting.standard_error for setting in settings], View.ALL, "± std. error",
                     lambda value: "" if value is None else f"{value:.2g}", is_needed=True),
     ]  # fmt: skip
-    # The objective's metric on the test split, which no setting was chosen by.
+    # The objective's metric on other splits, such as test, of the checkpoints whose objectives are averaged.
     for key in dict.fromkeys(key for setting in settings for key in setting.other_splits):
         values = [setting.other_splits.get(key, ()) for setting in settings]
         texts = [sweeps.mean_text(known) if known else "" for known in values]

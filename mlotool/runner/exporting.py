@@ -1,6 +1,7 @@
 """The weights of a finished run's module, for people without mlotool: safetensors, or what the module itself saves."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
             # `format` is what Hugging Face's readers ask for.
             save_file(dict(tensors), temporary, metadata={"format": "pt"})
             # It writes a file of its own, which the user alone may read.
-            temporary.chmod(mode)
+            with suppress(PermissionError):
+                temporary.chmod(mode)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ConfigError(
                 f"export: safetensors cannot hold the state ({error}). Save tensors of other types."

@@ -176,7 +176,7 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
         raise ConfigError(f"There is no folder '{folder.path}'; expected a run folder, as `mlotool run` printed it.")
     path = folder.checkpoint(which)
     if not path.is_file():
-        if (folder.path / hub.WEIGHTS).is_file():
+        if not folder.checkpoints.is_dir() and any(folder.path.glob("*.safetensors")):
             raise ConfigError(
                 f"{folder.path} is an export, without checkpoints; expected the folder of a run. Its README.md says "
                 "how to load the weights."

@@ -416,9 +416,11 @@ class StudyPoints(AbstractPoints):
         """Queue what is tried first: the recipe's own values, those of the user's, and draws around a good guess."""
         settings = plan.settings
         for number, values in enumerate(first):
-            is_recipe = number == 0 and settings["recipe_first"]
+            is_recipe = number == 0 and settings["recipe_first"] and plan.config is not None
             if is_recipe:
                 values |= self._first_decisions(values)
+                # A value that is out of its range is drawn.
+                is_recipe = bool(values) and all(dimension.key in values for dimension in plan.dimensions)
             # What is not among them is drawn.
             self._study.enqueue_trial(values, user_attrs={_IS_RECIPE: True} if is_recipe else None)
         guessed = [dimension for dimension in plan.dimensions if dimension.around is not None]

@@ -218,6 +218,14 @@ def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: 
     assert "is valid" in done.stdout and "found the threads 'beat' 0.5 s after everything else has ended" in done.stderr
 
 
+def test_a_run_that_never_began_leaves_no_folder_and_takes_none_of_the_users(call: Call, tmp_path: Path) -> None:
+    words = "run", "plain", "problems.classifier.optimizer.lr=-1"
+    assert call(*words)[0] == 2 and [*(tmp_path / "outputs").iterdir()] == []
+    (tmp_path / "mine").mkdir()
+    assert call(*words, "hydra.run.dir=mine/run")[0] == 2
+    assert (tmp_path / "mine").is_dir() and not (tmp_path / "mine" / "run").exists()
+
+
 @pytest.mark.filterwarnings("always:found the override")
 def test_overrides_of_an_evaluation_that_do_nothing_or_too_much_are_told(call: Call, tmp_path: Path) -> None:
     code, _, err = call(

@@ -97,8 +97,28 @@ def test_weighted_regressions_by_hand(
         torch.testing.assert_close(output.loss.detach(), (weight * losses).sum() / scale)
         (found,) = torch.autograd.grad(output.loss, [model.weight])
         torch.testing.assert_close(found, 2 / 3 * torch.einsum("i,io,id->od", weight, errors, batch["input"]) / scale)
-    found = sample_weight_analysis([batch], model=model_role, weights=BoundModule(weights))
+    found = sample_weight_analysis([batch], model=model_role, weights=BoundModule(weights), loss="squared_error")
     torch.testing.assert_close((found["loss"], found["weight"]), (losses, of_sample))
+
+
+def test_the_loss_of_an_analysis_follows_the_targets(batch: dict[str, torch.Tensor]) -> None:
+    """One real number is a regression, also as (b,); a row of shares is a soft label."""
+    roles = {"weights": BoundModule(SampleWeights(10).double())}
+    number, flat = nn.Linear(4, 1).double(), nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)).double()
+    target = torch.arange(6.0, dtype=torch.float64)
+    for model, goal in ((number, target[:, None]), (flat, target)):
+        regression = {**batch, "target": goal, "clean_target": goal.clone()}
+        regression["clean_target"][0] += 1
+        errors = ((model(batch["input"]) - goal) ** 2).flatten()
+        found = sample_weight_analysis([regression], model=BoundModule(model), **roles)
+        torch.testing.assert_close(found["loss"], errors.detach())
+        assert found["clean"].tolist() == [False, *[True] * 5]
+        output = sample_weighted_squared_error(regression, model=BoundModule(model), **roles)
+        torch.testing.assert_close(output.loss, errors.mean())
+    del batch["clean_target"]
+    soft, classes = torch.full((6, 3), 1 / 3, dtype=torch.float64), nn.Linear(4, 3).double()
+    found = sample_weight_analysis([{**batch, "target": soft}], model=BoundModule(classes), **roles)
+    torch.testing.assert_close(found["loss"], -classes(batch["input"]).log_softmax(1).mean(1).detach())
 
 
 def test_weights_that_underflow_give_no_nan(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:

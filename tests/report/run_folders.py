@@ -134,7 +134,7 @@ def write_job(
 ) -> Path:
     """Write the folder of a job that ended; without a status, that of one that has begun.
 
-    `at_best` are metrics of the best checkpoint, at tick 50 of 60.
+    `at_best` are metrics of the best checkpoint, at tick 50 of 60, of the splits val and test.
     """
     folder.mkdir(parents=True)
     (folder / "overrides.txt").write_text("\n".join((*FIXED, *words)))
@@ -146,6 +146,8 @@ def write_job(
         summary |= {"metrics": last | best, "error": error, "num_ticks": 60, "training_s": 1.5, "best": {"tick": 50}}
         summary["ticks"] = dict.fromkeys(last, 60) | dict.fromkeys(best, 50)
         (folder / "summary.json").write_text(json.dumps(summary))
+        if best:
+            (folder / "config.yaml").write_text("evaluate: {splits: {val: 10, test: end}}\n")
         (folder / "report.html").write_text("<p>a job's page</p>")
     return folder
 

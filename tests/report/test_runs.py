@@ -84,6 +84,10 @@ def test_filters_and_orders(outputs: Path, capsys: pytest.CaptureFixture[str]) -
     row = json.loads(capsys.readouterr().out)[-1]
     # The mean over the seeds, and not the best of them.
     assert (row["value"], row["status"]) == (0.25, "2 finished, 1 unfinished")
+    assert "seed" not in row["overrides"]
+    # Of some jobs alone it is the best of these.
+    assert main(["runs", "--sweeps", "--where", "seed=0", "--json"]) == 0
+    assert [row["value"] for row in json.loads(capsys.readouterr().out)][-1] == 0.3
 
 
 def test_broken_folders_have_a_row_that_says_so(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:

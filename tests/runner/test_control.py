@@ -113,6 +113,16 @@ def test_the_control_is_plain_training_and_one_without_steps_above_is_not() -> N
     assert learned > 0.999 * held_out(control)
 
 
+def test_a_module_that_is_held_is_that_of_a_control_alone() -> None:
+    """In another program its outputs would be constants, and the hypergradient 0."""
+    net, roles = WeightNet(20), {"model": "regressor", "weigher": "weights"}
+    lower = Problem("regressor", regressor(), weighted, roles=roles, stream=stream(), hypergradient="cg")
+    upper = Problem("weights", net, error, roles={"model": "regressor"}, stream=Stream(HELD_OUT, 50, seed=2))
+    Program([upper, lower], held=["weights"])
+    with pytest.raises(ConfigError, match=r"problems\.weights\.module: found 'one of a control'; .* Make a new module"):
+        Program([upper, lower])
+
+
 def test_neutral_values() -> None:
     features, given = torch.randn(3, 4), torch.tensor([2, 0, 1])
     corrector, mixture, rate = LabelCorrector(4, 3), MixtureWeights(4), PositiveVector(2, initial=0.3)

@@ -245,7 +245,7 @@ def test_a_chain_of_signals_leaves_checkpoints_at_their_ticks(go: Run, whole: Pa
         with pytest.raises(Interrupted) as caught:
             go("parts", build=lambda loss=loss: make_built(loss), resume=parts if parts.exists() else None)
         assert (caught.value.exit_code, caught.value.run_dir) == (128 + number, parts)
-        assert str(caught.value) == f"interrupted; the run is in {parts}. Continue it with resume='auto'"
+        assert str(caught.value).startswith(f"interrupted; the run is in {parts}. ")
         assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
         ticks.append(ticks[-1] + num_steps)
         summary, state = read_summary(parts), read_checkpoint(parts / "checkpoints/last.ckpt")

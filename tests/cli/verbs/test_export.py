@@ -127,7 +127,9 @@ def test_the_card_of_a_sweeps_job_has_its_own_command(run: Path, tmp_path: Path)
     record = json.loads((run / "provenance.json").read_text())
     record["command"] = "mlotool run -m rings.yaml --trust rings seed=0,1 sweep.num_trials=8"
     (run / "provenance.json").write_text(json.dumps(record))
-    assert "\nmlotool run --trust rings rings.yaml seed=1\n" in model_card(run, "classifier", tmp_path, "best", 1)
+    card = model_card(run, "classifier", tmp_path, "best", 1)
+    assert "\nmlotool run --trust rings rings.yaml seed=1\n" in card
+    assert """`mlotool.load("RUN", "classifier", "best", trust=['rings'])`""" in card
 
 
 def test_a_strangers_folder_writes_no_markup_and_ends_no_block(run: Path, tmp_path: Path) -> None:
