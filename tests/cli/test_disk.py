@@ -63,7 +63,7 @@ def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
     send("report.html", signal.SIGTERM)
     code, _, err = call(*WORDS, *SHORT)
     assert code == 143
-    assert "the run has finished, but its page was not written. Write it with: mlotool report run\n" in err
+    assert "the run has ended, but its report was not written. Write it with: mlotool report run\n" in err
     assert '"status": "finished"' in (tmp_path / "run/summary.json").read_text()
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
