@@ -96,7 +96,7 @@ def forecast(cut: Sequence[str], timeline: Mapping[str, Any] | None) -> list[str
         ...          for rank, what, seconds in ((0, "forward", 1.0), (1, "forward", 2.0), (1, "auxnet", 0.3))]
         >>> for line in forecast(["blocks.3"], {"stages": 2, "spans": spans}):
         ...     print(line)
-        2 stages begin at the input and at blocks.3; the longest takes 1.33 times the mean (1e+03 / 2e+03 ms).
+        2 stages begin at the input and at blocks.3; they take 1e+03 and 2e+03 ms, the longest 1.33 times the mean.
         With a process for each stage a batch is at most 1.30 times as fast as in one process, and 1.67 times with \
 stages of equal length (equation 27 of Sun et al. 2021).
     """
@@ -115,9 +115,10 @@ stages of equal length (equation 27 of Sun et al. 2021).
     method = max(mean(rank, ["auxnet"]) for rank in range(count))
     equal = predicted_speedup(BatchSeconds(forward=sum(stages), backward=0.0, penalty=method), count)
     places = " and at ".join(["the input", ", ".join(cut)])
-    times = " / ".join(f"{1e3 * seconds:.3g}" for seconds in stages)
+    *times, last = (f"{1e3 * seconds:.3g}" for seconds in stages)
     return [
-        f"{count} stages begin at {places}; the longest takes {imbalance(stages):.2f} times the mean ({times} ms).",
+        f"{count} stages begin at {places}; they take {', '.join(times)} and {last} ms, the longest "
+        f"{imbalance(stages):.2f} times the mean.",
         f"With a process for each stage a batch is at most {sum(stages) / (max(stages) + method):.2f} times as fast as "
         f"in one process, and {equal:.2f} times with stages of equal length (equation 27 of Sun et al. 2021).",
     ]
