@@ -1,6 +1,7 @@
 """A script's program gets what a recipe's run has; its numbers are those of a plain loop over ticks."""
 
 import csv
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,22 @@ def test_it_takes_the_steps_of_a_plain_loop_and_goes_on_bit_by_bit() -> None:
         other = program()
         other.problems["classifier"].optimizer.param_groups[0]["lr"] = 0.2  # type: ignore[union-attr]
         mlotool.fit(other, 12, resume=result.output_dir, **SILENT)
+
+
+def test_a_control_takes_no_steps_above_and_no_other_program_resumes_it() -> None:
+    def made(*held: str) -> Program:
+        plain = program()
+        (upper,) = plain.graph.upper_to_lower
+        plain.problems[upper].module.neutral = 1.0  # type: ignore[assignment]
+        return Program(plain.problems.values(), plain.graph, held=held)
+
+    (upper,) = program().graph.upper_to_lower
+    control = made(upper)
+    result = mlotool.fit(control, 5, folder="control", **SILENT)
+    assert {name: problem.num_steps for name, problem in control.problems.items() if name == upper} == {upper: 0}
+    assert json.loads((result.output_dir / "summary.json").read_text())["baseline"] == "fixed"
+    with pytest.raises(ConfigError, match=rf"data.held: \['{upper}'\] there, 'nothing' here"):
+        mlotool.fit(made(), 9, resume=result.output_dir, **SILENT)
 
 
 VAL = {"problem": "w", "metrics": ["mean_squared_error"], "splits": {"val": 5}}

@@ -14,12 +14,12 @@ from mlotool.core.user_code import named
 
 _UNKNOWN = (
     "problems.{name}.neutral: found null, and {module} declares no `neutral`; expected the value at which "
-    "baseline=fixed holds its outputs in the loss of '{lower}'. Set problems.{name}.neutral=1.0 for weights, 0.0 for "
-    "values that are added."
+    "a control holds its outputs in the loss of '{lower}'. Set problems.{name}.neutral=1.0 for weights, 0.0 for values "
+    "that are added; in Python, set the attribute `neutral` of the module."
 )
 _METHOD = (
     "problems.{name}.neutral: found that the loss of '{lower}' calls the method '{method}' of {module}, which "
-    "baseline=fixed cannot hold at a neutral value; expected a call of the module itself. Let its forward return what "
+    "a control cannot hold at a neutral value; expected a call of the module itself. Let its forward return what "
     "the loss needs."
 )
 

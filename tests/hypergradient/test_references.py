@@ -159,7 +159,9 @@ def test_products_with_random_numbers_and_constants_in_a_nested_program() -> Non
 
 def test_finite_differences_of_a_differentiated_pullback_are_refused() -> None:
     exact, differences = Implicit(Exact()), Implicit(Exact(), product="finite_difference")
-    match = r"problems\.{}\.hypergradient\.product: found .*finite_difference.*expected reverse"
+    match = (
+        r"problems\.{}\.hypergradient\.product: found hypergradient\.product: finite_difference with .*expected reverse"
+    )
     with pytest.raises(ConfigError, match=match.format("low")):
         nested().program(by_problem(low=differences, mid=exact))
     deeper = programs.doubly_nested()

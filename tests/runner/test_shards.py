@@ -343,7 +343,10 @@ def test_a_run_evaluates_saves_and_goes_on(found: tuple[Found, Found, Found], fo
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sharded("model", Implicit(ConjugateGradient(3, 1e-8))), ["by Implicit", "first_order"]),
+        (
+            lambda: sharded("model", Implicit(ConjugateGradient(3, 1e-8))),
+            ["the solution of 'model' by Implicit", "first_order"],
+        ),
         (lambda: sharded("weigher", Unrolled()), ["problems.weigher.shard: found shard", "by Unrolled"]),
         (lambda: alone(shard=["body.*", "tail.*"]), ["shard: found 'tail.*'", "body.0.weight"]),
         (lambda: alone(compile=True), ["problems.model.shard: found compile with shard", "torch.compile"]),

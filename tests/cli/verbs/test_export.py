@@ -122,11 +122,14 @@ def test_the_command_writes_a_folder_that_loads_by_its_own_card(
     assert call("export", str(tmp_path), "--out", "new")[0] == 2 and not (tmp_path / "new").exists()
 
 
+def set_command(run: Path, command: str) -> None:
+    record = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps({**record, "command": command}))
+
+
 def test_the_card_of_a_sweeps_job_has_its_own_command(run: Path, tmp_path: Path) -> None:
     (run / "overrides.txt").write_text("+recipe=rings\nseed=1\nsweep.num_trials=8\n")
-    record = json.loads((run / "provenance.json").read_text())
-    record["command"] = "mlotool run -m rings.yaml --trust rings seed=0,1 sweep.num_trials=8"
-    (run / "provenance.json").write_text(json.dumps(record))
+    set_command(run, "mlotool run -m rings.yaml --trust rings seed=0,1 sweep.num_trials=8")
     card = model_card(run, "classifier", tmp_path, "best", 1)
     assert "\nmlotool run --trust rings rings.yaml seed=1\n" in card
     assert """`mlotool.load("RUN", "classifier", "best", trust=['rings'])`""" in card
@@ -134,9 +137,7 @@ def test_the_card_of_a_sweeps_job_has_its_own_command(run: Path, tmp_path: Path)
 
 def test_a_strangers_folder_writes_no_markup_and_ends_no_block(run: Path, tmp_path: Path) -> None:
     (run / "recipe.yaml").write_text("# @package _global_\n# <img src=x> [a](javascript:x) `b` | c\n")
-    record = json.loads((run / "provenance.json").read_text())
-    record["command"] = "mlotool run x\n```\n<script>"
-    (run / "provenance.json").write_text(json.dumps(record))
+    set_command(run, "mlotool run x\n```\n<script>")
     card = model_card(run, "classifier", tmp_path, "best", 1)
     assert "<img" not in card and "[a]" not in card and card.count("```") == 6
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')

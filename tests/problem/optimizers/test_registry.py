@@ -32,7 +32,7 @@ def _with_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_rule_steps_are_not_differentiated() -> None:
-    with pytest.raises(ConfigError, match=r"found optimizer other than .*; expected"):
+    with pytest.raises(ConfigError, match=r"found optimizer other than Adam, AdamW, SGD with .*; expected"):
         program("loss", MAKE)
 
 
